@@ -355,7 +355,7 @@ class RunningWorker:
                     self._send_heartbeat()
             except OpError as error:
                 # The dispatcher may come back: the worker retries until it is stopped.
-                if self._is_registered:
+                if self._is_registered and not self._ending.is_set():
                     _LOG.warning(
                         "worker %s: %s; it retries",
                         self.info.address,
