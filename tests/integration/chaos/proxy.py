@@ -25,6 +25,8 @@ class Proxy:
         self._flows = threading.Event()
         self._flows.set()
         self._every = 0
+        self.answered = 0
+        """How many bytes the clients were sent."""
         self.flipped = 0
         """How many bits are not what they were."""
         self._listener = socket.create_server(("localhost", 0))
@@ -78,8 +80,8 @@ class Proxy:
         with self._lock:
             self._pairs.add(pair)
         done = threading.Semaphore(0)
-        for source, sink in (pair, pair[::-1]):
-            threading.Thread(target=self._pass_on, args=(source, sink, done), daemon=True).start()
+        for way in ((near, far, False, done), (far, near, True, done)):
+            threading.Thread(target=self._pass_on, args=way, daemon=True).start()
         threading.Thread(target=self._forget, args=(pair, done), daemon=True).start()
 
     def _forget(self, pair: tuple[socket.socket, socket.socket], done: threading.Semaphore) -> None:
@@ -91,7 +93,7 @@ class Proxy:
             end.close()
 
     def _pass_on(
-        self, source: socket.socket, sink: socket.socket, done: threading.Semaphore
+        self, source: socket.socket, sink: socket.socket, answers: bool, done: threading.Semaphore
     ) -> None:
         passed = 0
         with contextlib.suppress(OSError):
@@ -101,6 +103,8 @@ class Proxy:
                     piece = self._damaged(piece)
                 self._flows.wait()
                 sink.sendall(piece)
+                if answers:
+                    self.answered += len(piece)
         with contextlib.suppress(OSError):
             sink.shutdown(socket.SHUT_WR)
         done.release()

@@ -299,6 +299,8 @@ class Connection:
                 f"data connection to {self.peer}: no memory for what arrives; use smaller batches"
             )
         if isinstance(error, TimeoutError | BlockingIOError) or _is_unreachable(error):
+            if isinstance(error, BlockingIOError):
+                reason = "a message was cut short"  # What the system says is that it waited long.
             return DeadlineExceededError(
                 f"data connection to {self.peer}: the network carries nothing ({reason})"
             )
