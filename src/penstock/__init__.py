@@ -7,15 +7,13 @@
 [[0, 1], [4, 9], [16]]
 """
 
-from penstock import config, data, distribute, errors, experimental, io, launch, random
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from penstock import data, errors, experimental, io, launch, random
 from penstock.data import AUTOTUNE, Dataset
 from penstock.data.progress import progress
 from penstock.data.trace_files import trace
-from penstock.distribute.values.variables import (
-    Variable,
-    VariableAggregation,
-    VariableSynchronization,
-)
 from penstock.element import dtypes
 from penstock.element.dtypes import (
     DType,
@@ -51,7 +49,6 @@ from penstock.shim import (
     cast,
     constant,
     function,
-    nest,
     ones,
     print,
     range,
@@ -62,6 +59,15 @@ from penstock.shim import (
     zeros,
 )
 from penstock.version import VERSION
+
+if TYPE_CHECKING:
+    from penstock import config, distribute
+    from penstock.distribute.values.variables import (
+        Variable,
+        VariableAggregation,
+        VariableSynchronization,
+    )
+    from penstock.shim import tf_nest as nest
 
 __version__ = VERSION
 
@@ -128,8 +134,24 @@ def __dir__() -> list[str]:
     return list(__all__)
 
 
-def __getattr__(name: str) -> DType:
-    """Loads `bfloat16`, whose package is imported at the first use."""
+_VARIABLES = "penstock.distribute.values.variables"
+_LOADED_LATER = {
+    "config": "penstock.config",
+    "distribute": "penstock.distribute",
+    "nest": "penstock.shim.tf_nest",
+    "Variable": _VARIABLES,
+    "VariableAggregation": _VARIABLES,
+    "VariableSynchronization": _VARIABLES,
+}
+"""The modules of names that need `distribute`: it is imported late, as few programs use it."""
+
+
+def __getattr__(name: str) -> Any:
+    """Imports what most programs do not use, at its first use."""
     if name == "bfloat16":
         return as_dtype(name)
-    raise missing_from_penstock(name, __all__)
+    if name not in _LOADED_LATER:
+        raise missing_from_penstock(name, __all__)
+    module = importlib.import_module(_LOADED_LATER[name])
+    globals()[name] = getattr(module, name, module)
+    return globals()[name]

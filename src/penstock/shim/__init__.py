@@ -5,7 +5,6 @@ bytes). No more than that: inside a pipeline users write NumPy, torch or jax. Ar
 steer TensorFlow (`name`, `jit_compile`, ...) are accepted and change nothing.
 """
 
-from penstock.shim import tf_nest as nest
 from penstock.shim.arrays import (
     cast,
     constant,
@@ -32,5 +31,4 @@ __all__ = [
     "reduce_sum",
     "reduce_mean",
     "print",
-    "nest",
 ]

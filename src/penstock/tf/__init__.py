@@ -43,7 +43,8 @@ from penstock.element.spec import (
     TensorSpec,
     TypeSpec,
 )
-from penstock.shim import function, nest
+from penstock.shim import function
+from penstock.shim import tf_nest as nest
 from penstock.tf import (
     autograph,
     data,
