@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from penstock.data import Dataset, Options
+from penstock.engine import calling
 from penstock.engine.whereabouts import whereabouts
 from tests.integration.clusters import until
 
@@ -97,6 +98,26 @@ def test_a_thread_that_waits_for_a_process_says_for_which_function(tmp_path: Pat
     )
     gate.write_bytes(b"open")
     reading.join()
+
+
+def test_a_thread_may_be_making_what_calls_functions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it makes has not all its fields yet."""
+    waits, over = threading.Event(), threading.Event()
+
+    def wait(*_: Any) -> None:
+        waits.set()
+        over.wait()
+
+    monkeypatch.setattr(calling, "_ThreadCalls", wait)
+    dataset = Dataset.range(1).map(abs, num_parallel_calls=2)
+    reading = threading.Thread(target=lambda: next(iter(dataset)), daemon=True)
+    with monkeypatch.context() as quiet:
+        quiet.setattr(threading, "excepthook", lambda _: None)  # No calls were made.
+        reading.start()
+        waits.wait()
+        assert whereabouts(reading.ident or 0).function.startswith("wait at test_whereabouts")
+        over.set()
+        reading.join()
 
 
 def test_a_thread_that_is_nowhere_says_nothing() -> None:

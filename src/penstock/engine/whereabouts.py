@@ -42,7 +42,9 @@ def _search(thread: int, frames: dict[int, FrameType], seen: set[int]) -> Wherea
     waits: list[int] = []
     outside, frame = "", frames.get(thread)
     while frame is not None:
-        owner = frame.f_locals.get("self")
+        # An object that is being made lacks some of its fields.
+        is_made = frame.f_code.co_name != "__init__"
+        owner = frame.f_locals.get("self") if is_made else None
         if isinstance(owner, Calls):
             return Whereabouts(str(owner.function), _element_of(owner, frame))
         if isinstance(owner, Calling) and owner.function_elsewhere:
