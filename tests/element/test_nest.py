@@ -17,6 +17,20 @@ class Pair:
     second: object
 
 
+@dataclass
+class Labelled:
+    """A structure by its own methods, of which `__tf_unflatten__` is one of an instance."""
+
+    label: str
+    value: object
+
+    def __tf_flatten__(self):
+        return (self.label,), (self.value,)
+
+    def __tf_unflatten__(self, metadata, components):
+        return type(self)(metadata[0], components[0])
+
+
 STRUCTURES = {
     "leaf": 1,
     "tuple": (1, (2, ())),
@@ -24,6 +38,7 @@ STRUCTURES = {
     "ordered dict": OrderedDict(b=1, a=2),
     "named tuple": Point(1, {"z": 2}),
     "dataclass": Pair(1, (2, 3)),
+    "own methods": Labelled("label", (1, 2)),
     "none": (None, 1),
     "list": ([1, [2]], 3),
 }

@@ -110,6 +110,13 @@ def test_specs_of_objects_fit_these_objects():
         TypeSpec().fits(0)
 
 
+def test_none_in_the_spec_of_a_dataset_is_the_spec_of_none():
+    spec = DatasetSpec({"a": INT, "b": None})
+    assert spec == DatasetSpec({"a": INT, "b": NoneTensorSpec()})
+    assert spec.is_subtype_of(spec)
+    assert spec.most_specific_common_supertype([spec]) == spec
+
+
 def test_structures_are_relaxed_leaf_by_leaf():
     one = {"a": TensorSpec([2], "int64"), "b": (INT, RAGGED)}
     other = {"a": TensorSpec([3], "int64"), "b": (INT, RaggedTensorSpec([5, None], "int32", 1))}

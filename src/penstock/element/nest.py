@@ -9,6 +9,7 @@ import dataclasses
 import weakref
 from collections.abc import Callable
 from functools import lru_cache, partial
+from types import FunctionType
 from typing import Any
 
 import optree
@@ -74,7 +75,10 @@ def _flatten_by_method(value: Any) -> tuple[tuple[Any, ...], Any]:
 
 
 def _unflatten_by_method(kind: Any, metadata: Any, components: Any) -> Any:
-    return kind.__tf_unflatten__(metadata, tuple(components))
+    method = kind.__tf_unflatten__
+    if isinstance(method, FunctionType):  # Neither a class method nor a static method.
+        return method(object.__new__(kind), metadata, tuple(components))
+    return method(metadata, tuple(components))
 
 
 def flatten(value: Any) -> tuple[list[Any], Tree]:

@@ -383,6 +383,10 @@ class DatasetSpec(TypeSpec):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dataset_shape", TensorShape(self.dataset_shape))
+        leaves, tree = nest.flatten(self.element_spec)
+        if None in leaves:
+            specs = [NoneTensorSpec() if leaf is None else leaf for leaf in leaves]
+            object.__setattr__(self, "element_spec", nest.unflatten(tree, specs))
 
     @staticmethod
     def from_value(value: Any) -> DatasetSpec:
