@@ -49,6 +49,19 @@ def test_buffered_elements_are_saved(tmp_path):
     assert [x.numpy().tolist() for x in again] == [x.numpy().tolist() for x in iterator]
 
 
+def test_iterators_of_plain_values_continue(tmp_path):
+    dataset = tf.data.Dataset.range(10)
+    iterator = dataset.as_numpy_iterator()
+    numbers(iterator, 5)
+    checkpoint = tf.train.Checkpoint(iterator=iterator)
+    path = checkpoint.save(tmp_path / "ckpt")
+    checkpoint.sync()
+    assert numbers(iterator, 2) == [5, 6]
+    again = dataset.as_numpy_iterator()
+    tf.train.Checkpoint(iterator=again).restore(path)
+    assert numbers(again, 5) == [5, 6, 7, 8, 9]
+
+
 def test_structures_and_checkpoints_are_objects(tmp_path):
     inner = tf.train.Checkpoint(a=tf.Variable(1))
     outer = tf.train.Checkpoint(inner=inner, many=[tf.Variable(2), tf.Variable(3)])
@@ -112,7 +125,56 @@ def test_what_does_not_fit_is_said(tmp_path):
         status.assert_existing_objects_matched()
     with pytest.raises(InvalidArgumentError, match="a was saved as a variable"):
         tf.train.Checkpoint(a=shuffled()).restore(path)
-    tf.train.Checkpoint(a=tf.Variable(0)).restore(None).assert_consumed()
+    assert status.assert_nontrivial_match() is status
+    other = tf.train.Checkpoint(c=tf.Variable(0)).restore(path)
+    with pytest.raises(AssertionError, match=r"not saved: \['c'\]"):
+        other.assert_nontrivial_match()
+
+
+ASSERTIONS = [
+    "assert_consumed",
+    "assert_existing_objects_matched",
+    "assert_nontrivial_match",
+    "run_restore_ops",
+]
+
+
+@pytest.mark.parametrize("name", ASSERTIONS)
+def test_without_a_path_nothing_is_restored(name, tmp_path):
+    checkpoint = tf.train.Checkpoint(a=tf.Variable(0))
+    with pytest.raises(AssertionError, match=r"restore\(None\) has restored nothing"):
+        getattr(checkpoint.restore(None), name)()
+    checkpoint.restore(None).expect_partial().initialize_or_restore()
+    status = checkpoint.restore(checkpoint.save(tmp_path / "c"))
+    getattr(status, name)()
+    status.initialize_or_restore()
+
+
+def test_the_state_of_another_dataset_is_not_found(tmp_path):
+    path = tf.train.Checkpoint(it=iter(tf.data.Dataset.range(10))).save(tmp_path / "c")
+    other = iter(tf.data.Dataset.from_tensor_slices([1, 2, 3]))
+    with pytest.raises(NotFoundError, match=r"restore: it: .* saved by another pipeline"):
+        tf.train.Checkpoint(it=other).restore(path)
+    assert numbers(other, 3) == [1, 2, 3]
+
+
+def test_callbacks_are_called_after_each_save(tmp_path):
+    calls = []
+    options = tf.train.CheckpointOptions(
+        experimental_write_callbacks=[calls.append, lambda: calls.append("saved")],
+        enable_async=True,
+    )
+    checkpoint = tf.train.Checkpoint(step=tf.Variable(0))
+    first = checkpoint.save(tmp_path / "c", options=options)
+    second = checkpoint.write(tmp_path / "d", options)
+    manager = tf.train.CheckpointManager(checkpoint, tmp_path / "m", max_to_keep=1)
+    third = manager.save(options=options)
+    assert calls == [first, "saved", second, "saved", third, "saved"]
+
+
+def test_a_checkpoint_is_one_file():
+    with pytest.raises(InvalidArgumentError, match="experimental_sharding_callback must be None"):
+        tf.train.CheckpointOptions(experimental_sharding_callback=print)
 
 
 def test_errors(tmp_path):

@@ -6,6 +6,7 @@ and a file `checkpoint` that names the newest one. They hold plain values and no
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import time
@@ -103,13 +104,18 @@ class Checkpoint:
     def save(self, file_prefix: Any, options: Any = None) -> str:
         """Writes a checkpoint with the next number, and returns its path."""
         self._saves += 1
-        path = self.write(f"{_path(file_prefix)}-{self._saves}")
+        path = self._write(f"{_path(file_prefix)}-{self._saves}")
         _note_latest(path, [path])
+        _call_back(options, path)
         return path
 
     def write(self, file_prefix: Any, options: Any = None) -> str:
         """Writes a checkpoint without a number, and returns its path."""
-        path = _path(file_prefix)
+        path = self._write(_path(file_prefix))
+        _call_back(options, path)
+        return path
+
+    def _write(self, path: str) -> str:
         encoder = ValueEncoder()
         content = encoder.pack(encoder.value({"saves": self._saves, "objects": self._state()}))
         _replace(path + _ENDING, content)
@@ -118,12 +124,15 @@ class Checkpoint:
     def restore(self, save_path: Any, options: Any = None) -> CheckpointStatus:
         """Gives every object the state that it had; None restores nothing."""
         if save_path is None:
-            return CheckpointStatus(set(), set())
+            return CheckpointStatus(None, set(), set(self._objects))
         saved = _read(_path(save_path))
         self._saves = saved["saves"]
         return self._load(saved["objects"])
 
     read = restore
+
+    def sync(self) -> None:
+        """Returns at once: a checkpoint is on the disk when `save` or `write` returns."""
 
     def _state(self) -> dict[str, Any]:
         return {name: _state_of(value) for name, value in self._objects.items()}
@@ -132,17 +141,38 @@ class Checkpoint:
         for name, value in self._objects.items():
             if name in saved:
                 _load_into(name, value, saved[name])
-        return CheckpointStatus(set(saved) - set(self._objects), set(self._objects) - set(saved))
+        names, given = set(saved), set(self._objects)
+        return CheckpointStatus(names & given, names - given, given - names)
+
+
+def _call_back(options: Any, path: str) -> None:
+    """Calls the `experimental_write_callbacks` of `tf.train.CheckpointOptions`."""
+    for callback in getattr(options, "experimental_write_callbacks", None) or ():
+        if inspect.signature(callback).parameters:
+            callback(path)
+        else:
+            callback()
 
 
 class CheckpointStatus:
-    """What a restored checkpoint did not use, and which objects it did not have."""
+    """What a restored checkpoint did not use, and which objects it did not have.
 
-    def __init__(self, unused: set[str], missing: set[str]) -> None:
-        self._unused, self._missing = unused, missing
+    Args:
+        used: The names of the restored objects; None if no path was given to `restore`.
+        unused: The names in the checkpoint that no object has.
+        missing: The names of objects that are not in the checkpoint.
+    """
+
+    def __init__(self, used: set[str] | None, unused: set[str], missing: set[str]) -> None:
+        self._used, self._unused, self._missing = used, unused, missing
+
+    def _check_path(self) -> None:
+        if self._used is None:
+            raise AssertionError("tf.train.Checkpoint: restore(None) has restored nothing")
 
     def assert_consumed(self) -> CheckpointStatus:
         """Raises AssertionError unless every object and every saved value has a partner."""
+        self._check_path()
         if self._unused or self._missing:
             raise AssertionError(
                 f"tf.train.Checkpoint: not used: {sorted(self._unused)}, "
@@ -152,12 +182,27 @@ class CheckpointStatus:
 
     def assert_existing_objects_matched(self) -> CheckpointStatus:
         """Raises AssertionError unless every object was saved."""
+        self._check_path()
         if self._missing:
+            raise AssertionError(f"tf.train.Checkpoint: not saved: {sorted(self._missing)}")
+        return self
+
+    def assert_nontrivial_match(self) -> CheckpointStatus:
+        """Raises AssertionError unless at least one object was saved."""
+        self._check_path()
+        if not self._used:
             raise AssertionError(f"tf.train.Checkpoint: not saved: {sorted(self._missing)}")
         return self
 
     def expect_partial(self) -> CheckpointStatus:
         return self
+
+    def run_restore_ops(self, session: Any = None) -> None:
+        """Raises AssertionError if no path was given; `restore` itself has restored the objects."""
+        self._check_path()
+
+    def initialize_or_restore(self, session: Any = None) -> None:
+        """Does nothing: the objects have their first values, or `restore` has restored them."""
 
 
 def _check_kind(name: str, value: Any) -> None:
@@ -198,7 +243,15 @@ def _load_into(name: str, value: Any, saved: Any) -> None:
     elif kind == "variable":
         value.assign(state)
     else:
+        _load_state(name, value, state)
+
+
+def _load_state(name: str, value: Any, state: Any) -> None:
+    try:
         value.load_state_dict(state)
+    except InvalidArgumentError as error:
+        # TensorFlow says so if the checkpoint has no state for one of the dataset's operators.
+        raise NotFoundError(f"tf.train.Checkpoint.restore: {name}: {error}") from None
 
 
 def _read(path: str) -> Any:
@@ -320,10 +373,11 @@ class CheckpointManager:
             return None
         self.checkpoint._saves += 1  # Also if the number is given, as in TensorFlow.
         number = self.checkpoint._saves if checkpoint_number is None else int(checkpoint_number)
-        path = self.checkpoint.write(os.path.join(self.directory, f"{self._name}-{number}"))
+        path = self.checkpoint._write(os.path.join(self.directory, f"{self._name}-{number}"))
         self._paths = [one for one in self._paths if one != path] + [path]
         self._sweep()
         _note_latest(path, self._paths)
+        _call_back(options, path)
         return path
 
     def _is_too_early(self) -> bool:

@@ -452,6 +452,9 @@ class NumpyIterator(PublicNames):
     (np.int64(0), 1, 0)
     >>> iterator.profile().operators[0].name
     'range'
+    >>> state = iterator.state_dict()
+    >>> next(iterator), iterator.load_state_dict(state), next(iterator)
+    (np.int64(1), None, np.int64(1))
     """
 
     def __init__(self, iterator: Iterator, convert: Callable[[Any], Any]) -> None:
@@ -467,11 +470,19 @@ class NumpyIterator(PublicNames):
     def next(self) -> Any:
         return self.__next__()
 
-    def save(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
+        """The position in the data; see `Iterator.state_dict`."""
         return self._iterator.state_dict()
 
-    def restore(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: Any) -> None:
+        """Continues from `state`, with exactly the rest of the sequence."""
         self._iterator.load_state_dict(state)
+
+    def save(self) -> dict[str, Any]:
+        return self.state_dict()
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.load_state_dict(state)
 
     @property
     def position(self) -> int | None:

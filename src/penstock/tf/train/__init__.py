@@ -19,12 +19,14 @@ from penstock.tf.train.messages import (
     SequenceExample,
 )
 from penstock.tf.train.messages import TrainFeature as Feature
+from penstock.tf.train.ported_checkpoints import CheckpointOptions
 from penstock.tf.train.ported_checkpoints import PortedCheckpoint as Checkpoint
 
 __all__ = [
     "BytesList",
     "Checkpoint",
     "CheckpointManager",
+    "CheckpointOptions",
     "Example",
     "Feature",
     "FeatureList",
