@@ -43,6 +43,31 @@ def test_a_random_function_continues_after_a_resume():
     assert first + values(other) == values(noisy())
 
 
+def shuffled_windows():
+    """Eight elements at a time, each window in an order that the function draws."""
+    return Dataset.range(80).group_by_window(lambda _: 0, lambda _, window: window.shuffle(8), 8)
+
+
+@pytest.mark.parametrize("taken", [0, 3, 8, 21])
+def test_a_window_that_its_function_shuffles_continues_after_a_resume(taken):
+    ds = shuffled_windows()
+    iterator = iter(ds)
+    for _ in range(taken):
+        next(iterator)
+    other = iter(ds)
+    other.load_state_dict(iterator.state_dict())
+    assert list(other) == list(iterator)
+
+
+def test_windows_that_their_function_shuffles_differ_and_are_split_by_shards(global_seed):
+    global_seed(None)
+    orders = [int(x) % 8 for x in shuffled_windows()]
+    assert len({tuple(orders[i : i + 8]) for i in range(0, 80, 8)}) > 1
+    assert sorted([*shuffled_windows().shard(2, 0), *shuffled_windows().shard(2, 1)]) == [
+        *range(80)
+    ]
+
+
 def test_every_epoch_and_every_seed_has_its_own_numbers():
     ds = noisy()
     assert values(ds) != values(ds)

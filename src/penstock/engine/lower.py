@@ -200,8 +200,8 @@ def _over(node: Node, streams: tuple[Stream, ...], own: State, context: Context)
         case nodes.Window():
             return windowing.WindowStream(node, streams[0], wrap, own)
         case nodes.GroupByWindow():
-            inner = partial(_inner, context, False)
-            return windowing.GroupByWindowStream(node, streams[0], wrap, inner, own)
+            inner, seed = partial(_inner, context, False), context.inside(0).key
+            return windowing.GroupByWindowStream(node, streams[0], wrap, inner, own, seed)
         case nodes.GroupByReducer():
             return windowing.GroupByReducerStream(node, streams[0], own)
         case nodes.Shuffle(_, buffer, seed, reshuffle):

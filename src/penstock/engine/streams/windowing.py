@@ -20,6 +20,7 @@ from penstock.engine.user_calls import Calls
 from penstock.errors import InvalidArgumentError, NotADatasetError, UnfitTypeError, kind_of
 from penstock.plan.functions import Function
 from penstock.plan.nodes import Data, GroupByReducer, GroupByWindow, Node, Slices, Window
+from penstock.plan.seeds import derive, seed_scope
 
 Wrap = Callable[[Node], Any]
 OpenInner = Callable[[Node, State, int], Stream]
@@ -112,13 +113,23 @@ def _rebuild_error(kind: str, message: str) -> Exception:
 
 
 class GroupByWindowStream(FedStream):
-    """Windows of elements with one key, each reduced to a dataset, whose elements are handed on."""
+    """Windows of elements with one key, each reduced to a dataset, whose elements are handed on.
+
+    What the function draws depends on `seed` and the number of the window, so that a resumed
+    iteration gets the same dataset of a window again.
+    """
 
     def __init__(
-        self, node: GroupByWindow, source: Stream, wrap: Wrap, open_inner: OpenInner, state: State
+        self,
+        node: GroupByWindow,
+        source: Stream,
+        wrap: Wrap,
+        open_inner: OpenInner,
+        state: State,
+        seed: int,
     ) -> None:
         super().__init__(source)
-        self._node = node
+        self._node, self._seed = node, seed
         self._wrap = wrap
         self._open_inner = open_inner
         self._key = Calls("group_by_window", node.key)
@@ -194,7 +205,8 @@ class GroupByWindowStream(FedStream):
     def _emit(self, key: int, held: list[Any], state: State) -> None:
         # Read-only: the function may make several datasets of the window.
         window = self._wrap(Slices(Data(Chunk.of(held).as_read_only())))
-        made = self._reduce.plain(self._count, np.int64(key), window)
+        with seed_scope(derive(self._seed, self._windows)):
+            made = self._reduce.plain(self._count, np.int64(key), window)
         self._inner = self._open_inner(plan_of(self._reduce.where, made), state, self._windows)
         self._current = (key, held)
         self._windows += 1
