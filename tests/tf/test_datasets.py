@@ -187,6 +187,48 @@ def test_a_random_filter_draws_by_the_element():
     assert head != list(range(20))
 
 
+def draw(*_):
+    return tf.random.uniform([], 0, 4, tf.int64)
+
+
+DRAWING = {
+    "take_while": lambda ds: ds.take_while(lambda *_: tf.random.uniform([]) < 0.9999),
+    "scan": lambda ds: ds.scan(tf.constant(0, tf.int64), lambda sum, _: (sum + draw(), sum)),
+    "key_func": lambda ds: ds.group_by_window(draw, lambda _, window: window.batch(3), 3),
+    "reduce_func": lambda ds: ds.group_by_window(
+        lambda *_: tf.constant(0, tf.int64), lambda _, window: window.take(draw() + 1), 5
+    ),
+    "flat_map": lambda ds: ds.flat_map(lambda *_: tf.data.Dataset.range(draw() + 1)),
+}
+
+
+@pytest.mark.parametrize("apply", DRAWING.values(), ids=DRAWING)
+def test_what_functions_draw_is_the_same_after_a_resume(apply):
+    dataset = apply(tf.data.Dataset.range(400))
+    iterator = iter(dataset)
+    for _ in range(50):
+        next(iterator)
+    resumed = iter(dataset)
+    resumed.load_state_dict(iterator.state_dict())
+    rest = [x.numpy().tolist() for x in iterator]
+    assert [x.numpy().tolist() for x in resumed] == rest
+    assert rest
+    assert dataset.explain()
+
+
+@pytest.mark.parametrize("element", [(3,), (3, 4), {"a": 3}, 3], ids=str)
+def test_functions_that_draw_leave_the_structure_of_elements_alone(element):
+    dataset = tf.data.Dataset.from_tensors(element)
+    scanned = dataset.scan(tf.constant(0), lambda state, element: (state, (element, draw())))
+    for kept in (
+        dataset.filter(lambda *_: draw() < 5),
+        dataset.take_while(lambda *_: draw() < 5),
+        dataset.group_by_window(draw, lambda _, window: window, 1),
+        (found for found, _ in scanned),
+    ):
+        assert [tf.nest.map_structure(int, found) for found in kept] == [element]
+
+
 def test_generators_and_helpers_are_found():
     rng = tf.random.Generator.from_seed(1)
 

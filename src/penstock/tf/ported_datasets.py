@@ -25,11 +25,13 @@ from penstock.data.iterator import Iterator
 from penstock.element.chunk import Chunk
 from penstock.element.columns import Column
 from penstock.element.optional import Optional
+from penstock.plan.nodes import known_spec
 from penstock.tf.drawing import draws_numbers
 from penstock.tf.missing_operations import missing_from_tf
 from penstock.tf.ported_functions import (
     Ported,
     PortedGenerator,
+    PortedKeyed,
     PortedMap,
     PortedRandom,
     set_dataset_class,
@@ -144,8 +146,40 @@ class PortedDataset(Dataset):
             return as_ported(
                 self._plain.filter(Ported(predicate) if callable(predicate) else predicate)
             )
-        kept = self._plain.map(PortedRandom(_KeepBoth(predicate)), random=True)
-        return as_ported(kept.filter(_first).map(_second))
+        return as_ported(self._map_to_both(predicate).filter(_first).map(_second))
+
+    def take_while(self, predicate: Any, name: str | None = None) -> Any:
+        """The elements before the first for which `predicate` is False; it may draw, too."""
+        if not callable(predicate) or not draws_numbers(predicate):
+            return as_ported(
+                self._plain.take_while(Ported(predicate) if callable(predicate) else predicate)
+            )
+        return as_ported(self._map_to_both(predicate).take_while(_first).map(_second))
+
+    def scan(self, initial_state: Any, scan_func: Any, name: str | None = None) -> Any:
+        """A function of (state, element) to (state, element); it may draw random numbers, too."""
+        if not callable(scan_func) or not draws_numbers(scan_func):
+            function = Ported(scan_func) if callable(scan_func) else scan_func
+            return as_ported(self._plain.scan(unwrap(initial_state), function))
+        keyed = self._plain.map(_PutKeyBefore(self._has_tuples), random=True)
+        return as_ported(keyed.scan(unwrap(initial_state), PortedKeyed(scan_func)))
+
+    @_with_signature_of(Dataset.group_by_window)
+    def group_by_window(self, key_func: Any, reduce_func: Any, *args: Any, **kwargs: Any) -> Any:
+        """Windows of elements with equal keys; `key_func` and `reduce_func` may draw, too."""
+        if not callable(key_func) or not callable(reduce_func) or not draws_numbers(key_func):
+            return as_ported(_group(self._plain, key_func, reduce_func, *args, **kwargs))
+        both = self._map_to_both(key_func)
+        return as_ported(_group(both, _first, _OfSeconds(reduce_func), *args, **kwargs))
+
+    def _map_to_both(self, function: Any) -> Dataset:
+        """Pairs of a function's result, which it may draw by the element, and the element."""
+        return self._plain.map(PortedRandom(_KeepBoth(function, self._has_tuples)), random=True)
+
+    @property
+    def _has_tuples(self) -> bool:
+        """Whether elements are tuples, as far as that is known without a call of a function."""
+        return type(known_spec(self._plan)) is tuple
 
     def apply(self, transformation_func: Callable[[Dataset], Dataset]) -> Any:
         return as_ported(super().apply(transformation_func))
@@ -167,13 +201,44 @@ class PortedDataset(Dataset):
 
 
 class _KeepBoth:
-    """A predicate as a function to (result, element)."""
+    """A function of elements as a function to (result, element)."""
 
-    def __init__(self, predicate: Callable[..., Any]) -> None:
-        functools.update_wrapper(self, predicate, updated=())
+    __wrapped__: Callable[..., Any]
+
+    def __init__(self, function: Callable[..., Any], is_tuple: bool) -> None:
+        functools.update_wrapper(self, function, updated=())
+        self._is_tuple = is_tuple
 
     def __call__(self, *parts: Any) -> tuple[Any, Any]:
-        return self.__wrapped__(*parts), parts if len(parts) > 1 else parts[0]  # type: ignore[attr-defined]
+        return self.__wrapped__(*parts), _join(parts, self._is_tuple)
+
+
+class _PutKeyBefore:
+    """A function of an element and its generator to (key, element), with a key that is drawn."""
+
+    def __init__(self, is_tuple: bool) -> None:
+        self._is_tuple = is_tuple
+
+    def __call__(self, *parts: Any) -> tuple[Any, Any]:
+        key = parts[-1].integers(np.iinfo(np.int64).max)
+        return key, _join(parts[:-1], self._is_tuple)
+
+
+def _join(parts: tuple[Any, ...], is_tuple: bool) -> Any:
+    """The element whose parts a function got."""
+    return parts if is_tuple or len(parts) != 1 else parts[0]
+
+
+class _OfSeconds:
+    """The `reduce_func` of a `group_by_window` for windows of pairs, of which it gets a part."""
+
+    __wrapped__: Callable[..., Any]
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        functools.update_wrapper(self, function, updated=())
+
+    def __call__(self, key: Any, window: Any) -> Any:
+        return self.__wrapped__(key, window.map(_second))
 
 
 def _first(keep: Any, element: Any) -> Any:
@@ -223,6 +288,9 @@ def _port_result(name: str, result: Any, value: bool) -> Any:
     if isinstance(result, list):
         return [wrap(one) for one in result]
     return wrap(result) if value else as_ported(result)
+
+
+_group = port(Dataset.group_by_window)
 
 
 def _port_methods() -> None:

@@ -17,6 +17,7 @@ from penstock.distribute.values.variables import Variable
 from penstock.element import nest
 from penstock.element.datasets import Datasets
 from penstock.element.ragged import Ragged
+from penstock.plan import seeds
 from penstock.tf.drawing import drawing_from
 from penstock.tf.ragged_values import RaggedTensor, SparseTensor
 from penstock.tf.values import Tensor, as_tensor, plain_leaf
@@ -137,6 +138,15 @@ class PortedRandom(PortedMap):
         ]
         others = [one for one in signature.parameters.values() if one.kind not in kinds]
         return inspect.Signature([*needed, generator, *others])
+
+
+class PortedKeyed(Ported):
+    """The function of a `scan` over (key, element): it draws from the generator of the key."""
+
+    def __call__(self, *args: Any) -> Any:
+        state, (key, element) = args
+        with drawing_from(seeds.generator(int(key))):
+            return super().__call__(state, element)
 
 
 class PortedGenerator(Ported):
