@@ -1,6 +1,6 @@
 """Where random operations draw from: the generator of the element, or the seed of the program.
 
-Inside a function of `Dataset.map`, numbers depend on the seed, the epoch and the element alone, so
+Inside a function of a dataset, numbers depend on the seed, the epoch and the element alone, so
 that a resumed iteration and every worker draw the same ones. Elsewhere they follow `set_seed`.
 """
 
@@ -30,7 +30,7 @@ def drawing_from(generator: np.random.Generator) -> Iterator[None]:
 
 
 def current_generator() -> np.random.Generator:
-    """The generator of the element; outside of `map`, a new one by the seed of the program."""
+    """The generator of the element; elsewhere, a new one by the seed of the scope or program."""
     return _current.get() or seeds.generator(seeds.draw())
 
 
