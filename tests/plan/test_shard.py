@@ -11,6 +11,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from penstock.data import experimental
 from penstock.data.dataset import ENVIRONMENT, SHARD_HINT, Dataset
 from penstock.data.experimental.csv_files import CsvDataset
 from penstock.data.file_datasets import FixedLengthRecordDataset, TextLineDataset, TFRecordDataset
@@ -393,6 +394,40 @@ def test_names_may_come_with_labels(lines):
 def test_numbers_may_stand_for_files(lines):
     dataset = Dataset.range(1, 3).flat_map(lambda i: TextLineDataset(lines[i]))
     assert spelled(parts(dataset, AUTO, 2)) == ["b0 b1", "c0 c1 c2"]
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        lambda lines: Dataset.from_tensor_slices(
+            [
+                Dataset.from_tensor_slices(part).map(TextLineDataset)
+                for part in (lines[:3], lines[3:])
+            ]
+        ).flat_map(lambda readers: readers),
+        lambda lines: Dataset.range(0, 6, 2).flat_map(
+            lambda i: Dataset.from_tensor_slices(lines[i : i + 2]).map(TextLineDataset)
+        ),
+    ],
+)
+def test_readers_may_come_from_datasets_of_them(lines, names):
+    dataset = names(lines[:4] + lines[:2]).prefetch(1).interleave(lambda x: x, cycle_length=1)
+    assert sharding(dataset, AUTO).policy is FILE
+    assert spelled(parts(dataset, AUTO, 3)) == ["a0 d0 d1 d2 d3", "b0 b1 a0", "c0 c1 c2 b0 b1"]
+
+
+@pytest.mark.parametrize("policy", [AUTO, FILE])
+def test_a_stated_number_is_that_of_all_workers(lines, policy):
+    def state(count):
+        return lines_of(lines[1:3]).apply(experimental.assert_cardinality(count))
+
+    assert sharding(state(5), policy).policy is FILE
+    assert spelled(parts(state(5), policy, 2)) == ["b0 b1", "c0 c1 c2"]
+    assert spelled(parts(state(5), policy, 1)) == ["b0 b1 c0 c1 c2"]
+    with pytest.raises(FailedPreconditionError, match="expected 7 elements"):
+        parts(state(7), policy, 1)
+    endless = lines_of(lines[1:3]).repeat().apply(experimental.assert_cardinality(-1))
+    assert sharding(endless, policy).plan.cardinality == n.INFINITE
 
 
 @pytest.mark.parametrize(

@@ -1222,7 +1222,7 @@ class AssertCardinality(Node):
     input: Node
     count: int
 
-    traits = Trait.BY_POSITION | Trait.KEEPS_BATCH_SIZE
+    traits = Trait.BY_POSITION | Trait.KEEPS_BATCH_SIZE | Trait.SAME_ON_FILES
 
     @cached_property
     def cardinality(self) -> int:

@@ -14,7 +14,7 @@ from penstock.element.values import as_element, zeros
 from penstock.errors import InvalidArgumentError, NotFoundError
 from penstock.plan import nodes
 from penstock.plan.functions import Function
-from penstock.plan.nodes import UNKNOWN, Node, Store, options_of
+from penstock.plan.nodes import INFINITE, UNKNOWN, Node, Store, options_of
 from penstock.plan.options import AutoShardPolicy, Options, ShardingPolicy
 from penstock.plan.seeds import derive, seed_scope
 from penstock.plan.traits import Trait
@@ -38,6 +38,8 @@ def shard_plan(plan: Node, workers: int, index: int) -> Sharding:
     AUTO divides the files if every element is then still read once, by one worker (a batch with
     `drop_remainder` drops a remainder on each worker); if not, it divides the elements. FILE also
     divides the files if operators then count on each worker: `take(2)` gives two elements on each.
+    The number that `assert_cardinality` states is not checked where files are divided: it is that
+    of all workers together.
     AUTO divides the rows of tables, so that all workers have as many; FILE divides their files.
     """
     shard = _WorkerShard.make(workers, index)
@@ -258,6 +260,8 @@ class _Files:
             self.by_rows = self.by_rows or f"{node.label} can be divided by elements"
             self._note_few(node.label, len(files))
             return _with_files(node, files[self._shard.index :: self._shard.workers])
+        if isinstance(node, nodes.AssertCardinality) and not self._holds_on_files(node):
+            return self.divide(node.input)
         if Trait.COUNTS_ON_FILES in node.traits:
             words = "depends on the place of an element among all of them"
             self.counted = self.counted or f"{node.label} {words}"
@@ -265,6 +269,10 @@ class _Files:
             self.unfit = self.unfit or f"{node.label} {_why_unfit(node)}"
             return node
         return self._shard.above(node, tuple(map(self.divide, node.inputs)))
+
+    def _holds_on_files(self, node: nodes.AssertCardinality) -> bool:
+        """Whether the stated number is also that of each worker."""
+        return self._shard.workers == 1 or node.count == INFINITE
 
     def _divide_names(self, label: str, node: Node) -> Node:
         """This worker's shard of the file names, taken before a shuffle.
@@ -315,8 +323,8 @@ def _why_unfit(node: Node) -> str:
 def is_file_reader(node: Node) -> bool:
     """Whether this operator reads the files that its input names; False if that is not known.
 
-    The function of an `interleave` is called once, on a first element. Nothing else in `plan` calls
-    a user's function, and no file is opened.
+    The functions of an `interleave`, and of what makes its input, are called once, on a first
+    element. Nothing else in `plan` calls a user's function, and no file is opened.
     """
     match node:
         case nodes.Records(format=format):
@@ -350,6 +358,8 @@ def _sample(node: Node) -> Any:
             return dtype.as_numpy_dtype(start)
         case nodes.Map(source, function):
             return as_element(_call(function, _sample(source)))
+        case nodes.Interleave(source, function):
+            return _sample(_call(function, _sample(source)).__plan__)
         case nodes.Zip(parts, tree):
             return nest.unflatten(tree, [_sample(part) for part in parts])
         case _ if Trait.SAMPLED_BY_INPUT in node.traits:
