@@ -63,14 +63,18 @@ def test_rows_of_a_filled_cache_have_an_index():
 
 def test_rows_of_other_batches_have_none():
     """One element with more rows would move all rows behind it."""
-    with pytest.raises(errors.UnimplementedError, match="unbatch"):
+    with pytest.raises(errors.FailedPreconditionError, match="unbatch"):
         Dataset.range(5).batch(2).unbatch()[0]
     dataset = Dataset.range(20).map(lambda x: np.zeros(2 + (x == 9))).unbatch()
     assert dataset.cardinality() == experimental.UNKNOWN_CARDINALITY
     with pytest.raises(
-        errors.UnimplementedError, match="number of rows of an element is not known"
+        errors.FailedPreconditionError, match="number of rows of an element is not known"
     ):
         dataset[22]
+    with pytest.raises(errors.FailedPreconditionError, match="unbatch"):
+        dataset.map(lambda x: x)[22]
+    with pytest.raises(errors.UnimplementedError, match="filter"):
+        dataset.filter(lambda x: True)[22]
 
 
 def test_rows_of_full_batches_are_known_behind_any_function():

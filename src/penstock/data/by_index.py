@@ -36,6 +36,13 @@ def plan_by_index(plan: Node, read: Read) -> Node:
     return nodes.rewrite(plan, change)
 
 
+def find_obstacle(plan: Node) -> Node:
+    """The operator that keeps a plan from random access."""
+    if plan.obstacle is not None:
+        return plan
+    return next(find_obstacle(part) for part in plan.inputs if part.blocked is not None)
+
+
 def _read_cache(node: nodes.Cache, read: Read) -> Node:
     """What a cache holds. If its input has no random access, the first access fills the cache."""
     store, source = node.store, node.input

@@ -698,7 +698,7 @@ class Dataset(PublicNames, metaclass=_DatasetClass):
             for shard in info.shards
         ] or [Dataset(nodes.Saved(folder, shards=(), spec=spec, count=0, compression=packing))]
         function = check_function(where, reader_func, 1)
-        made = function.call(Dataset(nodes.Slices(Data(Chunk(nest.LEAF, [parts], len(parts))))))
+        made = function.call(_dataset_of_datasets(parts))
         tracing.check_dataset(where, function, made)
         return Dataset(made._plan)
 
@@ -1611,8 +1611,10 @@ class Dataset(PublicNames, metaclass=_DatasetClass):
         0 1 2 0 1 2
         """
         where = "Dataset.snapshot"
-        reader = None if reader_func is None else check_function(where, reader_func, 1)
-        shard = None
+        reader, shard = None, None
+        if reader_func is not None:
+            shards = _dataset_of_datasets([Dataset(self._plan)])
+            reader = tracing.reader_function(where, reader_func, shards)
         if shard_func is not None:
             shard = tracing.shard_function(where, shard_func, self._plan)
         packing = None if compression == "AUTO" else compression
@@ -1685,13 +1687,17 @@ class Dataset(PublicNames, metaclass=_DatasetClass):
         """The access to one element of a plan that streams can only read in order."""
         plan = by_index.plan_by_index(self._plan, Dataset)
         if plan.blocked is not None:
-            raise UnimplementedError(
+            is_uneven = isinstance(by_index.find_obstacle(plan), nodes.Unbatch)
+            kind = FailedPreconditionError if is_uneven else UnimplementedError
+            raise kind(
                 f"Dataset[{index}]: this plan has no random access ({plan.blocked}); "
                 "iterate over it, or index before that step"
             )
         if 0 <= plan.cardinality <= number:
-            kind = OutOfRangeError if self._plan.cardinality < 0 else FailedPreconditionError
-            raise kind(f"Dataset[{index}]: there are only {plan.cardinality} elements")
+            text = f"Dataset[{index}]: there are only {plan.cardinality} elements"
+            if self._plan.cardinality < 0:
+                raise OutOfRangeError(text)
+            raise FailedPreconditionError(text)
         return read_with_cache(access(plan, _spec_of), nodes.options_of(self._plan))
 
     @functools.cached_property
@@ -2055,6 +2061,10 @@ def _names_of(kind: type) -> tuple[str, ...]:
 
 def _from_bytes(plan: bytes) -> Dataset:
     return Dataset(codec.decode(plan))
+
+
+def _dataset_of_datasets(parts: list[Dataset]) -> Dataset:
+    return Dataset(nodes.Slices(Data(Chunk(nest.LEAF, [parts], len(parts)))))
 
 
 def _spec_of(plan: Node) -> Any:

@@ -20,6 +20,7 @@ from penstock.engine.streams.windowing import check_key
 from penstock.errors import InvalidArgumentError, NotADatasetError, UnfitTypeError
 from penstock.plan.functions import Function, check_function
 from penstock.plan.nodes import Node, known_spec
+from penstock.plan.seeds import seed_scope
 
 Call = Callable[..., Any]
 
@@ -76,6 +77,17 @@ def dataset_function(where: str, call: Call, plan: Node) -> Function:
     found, result = trace(plan, function)
     if found:
         check_dataset(where, function, result)
+    return function
+
+
+def reader_function(where: str, call: Call, shards: Any) -> Function:
+    """A function that gets a dataset of the datasets of all shards, and must return a dataset.
+
+    It is called here on `shards`, because it only arranges them. What it raises is raised here.
+    """
+    function = check_function(where, call, 1, "a dataset of datasets, one for each shard")
+    with seed_scope(0):
+        check_dataset(where, function, function.call(shards))
     return function
 
 

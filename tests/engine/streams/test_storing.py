@@ -25,11 +25,13 @@ from penstock.errors import (
     DataLossError,
     InvalidArgumentError,
     InvalidTypeError,
+    NotADatasetError,
     NotFoundError,
     ResourceExhaustedError,
     UnimplementedError,
     UnknownError,
 )
+from penstock.plan.seeds import set_seed
 from tests.engine.driving import travelled
 
 NUMBER = TensorSpec((), np.int64)
@@ -509,10 +511,34 @@ def test_going_on_behind_a_reader(position: int, tmp_path: Path) -> None:
 
 
 def test_a_reader_that_makes_no_dataset(tmp_path: Path) -> None:
-    dataset = Dataset.range(3).snapshot(tmp_path, reader_func=lambda shards: 3)
+    with pytest.raises(NotADatasetError, match="Dataset.snapshot: .* must return a Dataset, got 3"):
+        Dataset.range(3).snapshot(tmp_path, reader_func=lambda shards: 3)
+    with pytest.raises(TypeError, match="unsupported operand"):
+        Dataset.range(3).snapshot(tmp_path, reader_func=lambda shards: shards + 1)
+    with pytest.raises(InvalidTypeError, match="1 argument .a dataset of datasets, one for each"):
+        Dataset.range(3).snapshot(tmp_path, reader_func=lambda: None)
+
+
+def test_a_reader_that_makes_a_dataset_only_once(tmp_path: Path) -> None:
+    made = [one_by_one]
+    dataset = Dataset.range(3).snapshot(
+        tmp_path, reader_func=lambda shards: made.pop()(shards) if made else 3
+    )
     assert rest(dataset) == [0, 1, 2]
     with pytest.raises(InvalidTypeError, match="Dataset.snapshot: .* returned int; it must return"):
         next(iter(dataset))
+
+
+def test_trying_a_reader_uses_up_no_seeds(tmp_path: Path) -> None:
+    orders = []
+    for reader in (None, lambda shards: one_by_one(shards).shuffle(4)):
+        set_seed(5)
+        try:
+            Dataset.range(3).snapshot(tmp_path, reader_func=reader)
+            orders.append(rest(Dataset.range(20).shuffle(20)))
+        finally:
+            set_seed(None)
+    assert orders[0] == orders[1]
 
 
 def test_a_shard_function_that_fails(tmp_path: Path) -> None:
