@@ -306,6 +306,7 @@ OPERATORS: dict[str, Callable[[Node], Node]] = {
     "unbatch uneven": lambda s: n.Unbatch(mapped(s, uneven_vectors)),
     "rebatch": lambda s: n.Rebatch(n.Unbatch(n.Batch(s, 4)), (3,)),
     "rebatch in turns": lambda s: n.Rebatch(n.Unbatch(n.Batch(mapped(s, two), 4)), (2, 0, 3), True),
+    "rebatch with an empty end": lambda s: n.Rebatch(n.Unbatch(n.Batch(mapped(s, two), 4)), (1, 0)),
     "pack": lambda s: n.Pack(vectors(s), 3, "first_fit", 7, open_rows=2),
     "pack best_fit": lambda s: n.Pack(
         mapped(s, features), 4, "best_fit", (("x", 7), ("y", -1)), (("x", 9),), 3, "split"
@@ -401,6 +402,7 @@ def holds_data(plan: Node) -> bool:
     """Whether states of this plan hold elements, so that they are no JSON."""
     grouping = n.Window | n.GroupByWindow | n.GroupByReducer
     holds = isinstance(plan, n.Shuffle | n.Scan | grouping | n.Unique | n.Pack)
+    holds = holds or (isinstance(plan, n.Rebatch) and 0 in plan.sizes)
     return plan.blocked is not None and (holds or any(map(holds_data, plan.inputs)))
 
 

@@ -247,18 +247,22 @@ def collated(plan: n.Batch, group: list[Any]) -> Any:
 
 
 def rebatched(source: Items, sizes: tuple[int, ...], drop: bool) -> Items:
-    """A fault loses the rows that were waiting to be a batch."""
+    """Empty batches follow the row before; a fault loses the rows that were waiting for a batch."""
     turn, group = 0, []
     for item in source:
-        while sizes[turn] == 0 and item is not FAULT:
-            yield empty(item)
-            turn = (turn + 1) % len(sizes)
         group = [] if item is FAULT else [*group, item]
         if item is FAULT:
             yield FAULT
-        elif len(group) == sizes[turn]:
+            continue
+        while sizes[turn] == 0:  # Before the first row.
+            yield empty(item)
+            turn = (turn + 1) % len(sizes)
+        if len(group) == sizes[turn]:
             yield stacked(group)
             turn, group = (turn + 1) % len(sizes), []
+        while sizes[turn] == 0:
+            yield empty(item)
+            turn = (turn + 1) % len(sizes)
     if group and not drop:
         yield stacked(group)
 

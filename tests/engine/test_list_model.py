@@ -110,6 +110,8 @@ def test_rebatch_goes_through_its_sizes():
     source = n.Unbatch(n.Batch(numbers(8), 4))
     assert listed(n.Rebatch(source, (2, 1, 1))) == [[0, 1], [2], [3], [4, 5], [6], [7]]
     assert listed(n.Rebatch(source, (3,), True)) == [[0, 1, 2], [3, 4, 5]]
+    assert listed(n.Rebatch(source, (0, 4))) == [[], [0, 1, 2, 3], [], [4, 5, 6, 7], []]
+    assert listed(n.Rebatch(source, (5, 0, 0))) == [[0, 1, 2, 3, 4], [], [], [5, 6, 7]]
 
 
 def test_scan_and_counting():

@@ -174,3 +174,34 @@ def test_large_rows_of_other_shapes_fail_as_small_ones_do() -> None:
     assert next(batches).shape == (50, 30_000)
     with pytest.raises(InvalidArgumentError, match="30001"):
         next(batches)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "drop_remainder", "expected"),
+    [
+        ([1, 1, 2, 0], False, [[0], [1], [2, 3], [], [4], [5], [6, 7], []]),
+        ([0, 4], False, [[], [0, 1, 2, 3], [], [4, 5, 6, 7], []]),
+        ([4, 0], True, [[0, 1, 2, 3], [], [4, 5, 6, 7], []]),
+        ([0, 0, 3], True, [[], [], [0, 1, 2], [], [], [3, 4, 5], [], []]),
+        ([3, 0], False, [[0, 1, 2], [], [3, 4, 5], [], [6, 7]]),
+    ],
+)
+def test_an_empty_batch_needs_no_row_behind_it(
+    sizes: list[int], drop_remainder: bool, expected: list[list[int]]
+) -> None:
+    rows = Dataset.range(8).map(lambda x: x).batch(4)
+    batches = rows.rebatch(sizes, drop_remainder)
+    assert [batch.tolist() for batch in batches] == expected
+    assert all(batch.dtype == np.int64 for batch in batches)
+
+
+def test_empty_batches_at_the_end_are_resumed() -> None:
+    batches = Dataset.range(3).map(lambda x: (x, b"a")).batch(3).rebatch([3, 0, 0])
+    iterator = iter(batches)
+    next(iterator), next(iterator)
+    resumed = iter(batches)
+    resumed.load_state_dict(iterator.state_dict())
+    (numbers, texts) = next(resumed)
+    assert (numbers.shape, numbers.dtype) == ((0,), np.int64)
+    assert (texts.shape, texts.dtype) == ((0,), np.dtype(object))
+    assert list(resumed) == []

@@ -232,17 +232,24 @@ def _row_numbers(numbers: Array, counts: Array) -> Array:
 
 
 class RebatchStream(FedStream):
-    """Rows cut anew by a cycle of sizes."""
+    """Rows cut anew by a cycle of sizes.
 
-    def __init__(self, node: Rebatch, rows: Stream, turn: State) -> None:
+    A size of 0 reads no rows, so its empty batch comes behind the last row as well. It is cut from
+    the row before, which the state keeps: behind the last row there is no other row to look at.
+    """
+
+    def __init__(self, node: Rebatch, rows: Stream, state: State) -> None:
         super().__init__(rows)
         self._node = node
-        self._turn = turn or 0
+        self._has_empty = 0 in node.sizes
+        turn, empty = state if isinstance(state, list) else (state or 0, None)
+        self._turn: int = turn
+        self._empty = None if empty is None else Chunk.of([empty])
 
     def pull(self, limit: int) -> Chunk:
         size = self._node.sizes[self._turn]
         if size == 0:
-            return self._nothing()
+            return self._pull_empty()
         parts = [self._feed.pull(size)]
         count = len(parts[0])
         while count < size:
@@ -253,23 +260,33 @@ class RebatchStream(FedStream):
                     raise
                 break
             count += len(parts[-1])
-        self._advance()
         rows = Chunk.join(parts)
+        if self._has_empty:
+            self._empty = _empty_batch(rows)
+        if count == size:  # A smaller batch is the last one: its turn stays, and finds no rows.
+            self._advance()
         return collate_all(stack_rows, rows, [len(rows)])
 
-    def _nothing(self) -> Chunk:
-        """An empty batch, if more rows follow."""
-        row = self._feed.pull(1)
-        self._feed.unread(row, 0)
+    def _pull_empty(self) -> Chunk:
+        if self._empty is None:
+            row = self._feed.pull(1)
+            self._feed.unread(row, 0)
+            self._empty = _empty_batch(row)
         self._advance()
-        empty = [_no_rows(column) for column in row.columns]
-        return Chunk(row.tree, [columns.make([column]) for column in empty], 1)
+        return self._empty
 
     def _advance(self) -> None:
         self._turn = (self._turn + 1) % len(self._node.sizes)
 
     def state(self) -> State:
-        return self._turn
+        if not self._has_empty:
+            return self._turn
+        return [self._turn, None if self._empty is None else self._empty.elements()[0]]
+
+
+def _empty_batch(rows: Chunk) -> Chunk:
+    """A batch of no rows such as these."""
+    return Chunk(rows.tree, [columns.make([_no_rows(column)]) for column in rows.columns], 1)
 
 
 def _no_rows(column: Any) -> Any:
