@@ -38,7 +38,7 @@ DIFFERENT = {
     "Tensor": "a subclass of `numpy.ndarray`; a single value has no dimensions",
     "Variable": "see [the tutorial](tutorial-strategy.md); without `scatter_*` and assigned slices",
     "SparseTensor": "elements are never sparse: what a function returns becomes ragged rows",
-    "function": "the function itself; `input_signature` is checked",
+    "function": "calls the function; its results are tensors, and `input_signature` is checked",
     "py_function": "calls the function",
     "numpy_function": "calls the function; results keep their dtypes",
     "cond": "calls one of the functions; `if` is the same",

@@ -43,7 +43,6 @@ from penstock.element.spec import (
     TensorSpec,
     TypeSpec,
 )
-from penstock.shim import function
 from penstock.shim import tf_nest as nest
 from penstock.tf import (
     autograph,
@@ -136,6 +135,7 @@ from penstock.tf.debugging import (
     assert_less,
     assert_rank,
 )
+from penstock.tf.decorator import function
 from penstock.tf.elementwise import (
     abs,
     acos,
