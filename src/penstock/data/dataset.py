@@ -61,7 +61,7 @@ from penstock.errors import (
     UnimplementedError,
 )
 from penstock.missing_names import explain_arguments, missing_from_dataset
-from penstock.plan import codec, nodes, packed, picture, seeds, show
+from penstock.plan import codec, concatenation, nodes, packed, picture, seeds, show
 from penstock.plan.block_lengths import block_lengths
 from penstock.plan.functions import Function, check_function
 from penstock.plan.nodes import INFINITE, UNKNOWN, Data, Node, known_rows, known_spec
@@ -1454,7 +1454,7 @@ class Dataset(PublicNames, metaclass=_DatasetClass):
             )
         other = check.plan_of(where, "dataset", dataset)
         element_specs.check_alike(where, [self._plan, other])
-        return Dataset(nodes.Concatenate(self._plan, other))
+        return Dataset(concatenation.concatenate(self._plan, other))
 
     @staticmethod
     def choose_from_datasets(

@@ -1278,6 +1278,11 @@ class Concatenate(Node):
             return INFINITE
         return UNKNOWN if UNKNOWN in counts else sum(counts)
 
+    @cached_property
+    def row(self) -> int:
+        """How many concatenations there are in a row, each the `first` of the next."""
+        return 1 + (self.first.row if isinstance(self.first, Concatenate) else 0)
+
     @property
     def obstacle(self) -> str | None:
         known = self.first.cardinality != UNKNOWN
