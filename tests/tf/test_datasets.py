@@ -317,3 +317,11 @@ def test_plain_datasets_stay_numpy_under_strategies():
 def test_help_shows_all_arguments(ported, plain) -> None:
     assert inspect.signature(ported) == inspect.signature(plain)
     assert "see `penstock." in ported.__doc__
+
+
+def test_a_table_of_a_variables_values_begins_with_the_first_one():
+    calls = tf.Variable(0)
+    numbered = tf.data.Dataset.range(3).map(lambda _: calls.assign_add(1)).enumerate(start=1)
+    pairs = tf.data.experimental.DatasetInitializer(numbered)
+    table = tf.lookup.StaticHashTable(pairs, default_value=-1)
+    assert table.lookup(tf.constant([1, 2, 4], tf.int64)).numpy().tolist() == [1, 2, -1]

@@ -722,8 +722,8 @@ class Dataset(PublicNames, metaclass=_DatasetClass):
         """A function of every element.
 
         The function runs once per element and iteration, in order unless `deterministic` is False.
-        It may run on a few more elements when `element_spec` is asked for; an `output_signature`
-        avoids that.
+        It may run on a few more elements when `element_spec` is asked for; what these calls assign
+        to a `Variable` is undone. An `output_signature` avoids them.
 
         Args:
             map_func: Gets the element (a tuple as separate arguments) and returns a new one.

@@ -3,6 +3,7 @@
 What a function returns is not known before it is called. So it is called on the first two elements
 of its input and, where a dimension of the input is unknown, on the first one shortened there.
 Dimensions that differ between the results are unknown. A spec is found once per node and kept.
+What such a call assigns to variables is undone.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from penstock.engine.lower import open_plan
 from penstock.engine.results import holds_list, list_shapes
 from penstock.engine.streams.elementwise import check_state
 from penstock.engine.streams.windowing import check_key, plan_of
+from penstock.engine.trial_calls import undo_assignments
 from penstock.engine.user_calls import Calls
 from penstock.plan import nodes
 from penstock.plan.functions import Function, Trial
@@ -46,7 +48,8 @@ def spec_of(node: Node, environment: Environment) -> Any:
     inputs = [spec_of(part, environment) for part in node.inputs]
     spec = node.spec_from_samples(*inputs)
     if spec is OPAQUE:
-        spec = _Probe(environment).spec(node, inputs[0])
+        with undo_assignments():
+            spec = _Probe(environment).spec(node, inputs[0])
     node.keep_spec(spec, sampled=True)
     return spec
 
@@ -92,7 +95,8 @@ def trace(node: Node, function: Function) -> tuple[bool, Any]:
         return False, None
     rows = access(node, known_spec)(range(1), (0,))
     try:
-        return True, Calls("trace", function).one(rows.elements()[0], 0)
+        with undo_assignments():
+            return True, Calls("trace", function).one(rows.elements()[0], 0)
     except Exception:
         return False, None
 

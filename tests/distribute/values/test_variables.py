@@ -59,6 +59,25 @@ def test_a_plain_variable() -> None:
     assert str(v) == repr(v)
 
 
+@pytest.mark.parametrize("mirrored", [False, True])
+def test_calls_on_samples_leave_variables_as_they_are(
+    mirrored: bool, two: MirroredStrategy
+) -> None:
+    calls = made(two, 0) if mirrored else tf.Variable(0)
+
+    def count(x: Any) -> Any:
+        calls.assign_add(1)
+        calls.assign_add(1)
+        return calls.numpy()
+
+    counted = tf.Dataset.range(3).map(count)
+    assert counted.element_spec.shape == ()
+    tf.Dataset.range(3).filter(lambda x: count(x) > 0)
+    assert calls.numpy() == 0
+    assert list(counted) == [2, 4, 6]
+    assert calls.numpy() == 6
+
+
 def test_variables_print_as_tensorflows_do() -> None:
     assert repr(tf.Variable(1)) == "<tf.Variable 'Variable:0' shape=() dtype=int32, numpy=1>"
     text = "<tf.Variable 's:0' shape=(1,) dtype=string, numpy=array([b'a'], dtype=object)>"

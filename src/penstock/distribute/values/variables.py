@@ -10,6 +10,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable
 from enum import Enum
+from functools import partial
 from typing import Any, NoReturn
 
 import numpy as np
@@ -29,6 +30,7 @@ from penstock.distribute.values.storage import (
     refuse_traced,
 )
 from penstock.element.dtypes import as_dtype
+from penstock.engine.trial_calls import note_assignment
 from penstock.errors import InvalidArgumentError, InvalidTypeError
 
 
@@ -277,6 +279,7 @@ class Variable(ActsAsValue):
         refuse_traced(self._replicas, fitting, call)
         new = _CHANGES[how](self._value, fitting)
         refuse_traced(self._replicas, new, call)
+        note_assignment(partial(setattr, self, "_value", self._value))
         self._value = freeze(new)
         return self._current_value()
 
