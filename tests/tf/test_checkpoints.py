@@ -116,6 +116,23 @@ def test_the_manager_waits_for_its_interval(tmp_path):
     assert (calls, manager.checkpoint_interval) == ([1], 2)
 
 
+def test_a_save_counts_its_steps_in_a_variable(tmp_path):
+    counter = tf.Variable(0, trainable=False)
+    arguments = {
+        "directory": str(tmp_path / "checkpoints"),
+        "max_to_keep": tf.constant(10),
+        "step_counter": counter,
+        "checkpoint_interval": 5,
+    }
+    numbers = tf.data.Dataset.range(12)
+    numbers.save(str(tmp_path / "saved"), checkpoint_args=arguments)
+    assert int(counter) == 12
+    assert len(list((tmp_path / "checkpoints").glob("*.penstock"))) == 3
+    arguments["directory"] = str(tmp_path / "more_checkpoints")
+    tf.data.experimental.save(numbers, str(tmp_path / "more"), checkpoint_args=arguments)
+    assert int(counter) == 24
+
+
 def test_what_does_not_fit_is_said(tmp_path):
     path = tf.train.Checkpoint(a=tf.Variable(1), b=tf.Variable(2)).save(tmp_path / "c")
     status = tf.train.Checkpoint(a=tf.Variable(0), c=tf.Variable(0)).restore(path)

@@ -22,6 +22,7 @@ from penstock.data.experimental.sql import SqlDataset
 from penstock.data.experimental.transformations import Reducer
 from penstock.data.file_datasets import FixedLengthRecordDataset, TextLineDataset, TFRecordDataset
 from penstock.data.iterator import Iterator
+from penstock.distribute.values.variables import Variable
 from penstock.element.chunk import Chunk
 from penstock.element.columns import Column
 from penstock.element.optional import Optional
@@ -281,6 +282,11 @@ def _port_argument(name: str, given: Any) -> Any:
         return Ported(given)
     if callable(given) or isinstance(given, Iterator):
         return given
+    if name == "checkpoint_args" and isinstance(given, dict):
+        # `save` counts steps in a variable of the caller, so the variable itself is passed on.
+        return {
+            key: one if isinstance(one, Variable) else unwrap(one) for key, one in given.items()
+        }
     return unwrap(given)
 
 
