@@ -398,7 +398,8 @@ def _kind(text: str) -> int:
             value = int(text) if kind.startswith("i") else float(text)
         except ValueError:
             continue
-        if limits.min <= value <= limits.max:
+        # Python's numbers: NumPy would warn of a number that a float32 cannot hold.
+        if type(value)(limits.min) <= value <= type(value)(limits.max):
             return index
     return len(_KINDS) - 1
 
