@@ -209,6 +209,12 @@ def test_groups_are_reduced_by_functions():
         Dataset.range(3).apply(exp.group_by_reducer(lambda x: x, other))
 
 
+@pytest.mark.parametrize(("sloppy", "deterministic"), [(None, None), (False, True), (True, False)])
+def test_the_options_order_a_parallel_interleave_that_is_neither(sloppy, deterministic):
+    one = exp.parallel_interleave(Dataset.from_tensors, cycle_length=2, sloppy=sloppy)
+    assert Dataset.range(3).apply(one).__plan__.deterministic is deterministic
+
+
 def test_a_header_has_an_encoding(tmp_path):
     path = tmp_path / "a.csv"
     path.write_bytes("größe\n1\n".encode("latin-1"))
@@ -223,6 +229,14 @@ def test_a_header_has_an_encoding(tmp_path):
         InvalidArgumentError, match="encoding must be one that Python knows.* got 'nonsense'"
     ):
         exp.make_csv_dataset(str(path), 1, encoding="nonsense")
+
+
+def test_a_number_too_large_for_a_float32_is_a_float64(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("x,y\n3e50,1.5\n")
+    (batch,) = exp.make_csv_dataset(str(path), 1, num_epochs=1)
+    assert (batch["x"].dtype, batch["y"].dtype) == (np.float64, np.float32)
+    assert batch["x"].tolist() == [3e50]
 
 
 def test_rows_have_as_many_fields_as_there_are_names(tmp_path):

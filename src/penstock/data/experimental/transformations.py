@@ -284,7 +284,8 @@ def parallel_interleave(
 ) -> Transformation:
     """`Dataset.interleave` with parallel calls, for `apply`; `sloppy` gives up the order.
 
-    The sizes of its buffers are checked and not used: threads read ahead as far as it helps.
+    With `sloppy=None`, `Options.deterministic` decides it. The sizes of its buffers are checked and
+    not used: threads read ahead as far as it helps.
 
     >>> twice = parallel_interleave(lambda x: Dataset.from_tensors(x).repeat(2), cycle_length=2)
     >>> print(*Dataset.range(4).apply(twice))
@@ -301,7 +302,7 @@ def parallel_interleave(
         cycle_length=cycle_length,
         block_length=block_length,
         num_parallel_calls=cycle_length,
-        deterministic=not sloppy,
+        deterministic=None if sloppy is None else not sloppy,
     )
 
 
