@@ -45,6 +45,21 @@ def test_what_it_knows():
     assert Dataset(node).element_spec == TEN.element_spec
 
 
+@pytest.mark.parametrize("mode", ShardingPolicy)
+def test_an_empty_dataset_has_no_elements_in_any_mode(mode):
+    assert distributed(TEN.take(0), mode=mode).cardinality == 0
+    assert distributed(TEN.take(0), mode=mode, job_name="shared").cardinality == 0
+    assert distributed(None, mode=mode, known=0).cardinality == 0
+
+
+@pytest.mark.parametrize("mode", ShardingPolicy)
+def test_an_endless_dataset_may_end_where_its_source_is_divided(mode):
+    stays = mode in (ShardingPolicy.OFF, ShardingPolicy.DYNAMIC, ShardingPolicy.DATA)
+    expected = n.INFINITE if stays else n.UNKNOWN
+    assert distributed(TEN.repeat(), mode=mode).cardinality == expected
+    assert distributed(None, mode=mode, known=n.INFINITE).cardinality == expected
+
+
 def test_a_dataset_that_only_the_dispatcher_knows():
     assert UNKNOWN.cardinality == n.UNKNOWN
     assert distributed(None, known=n.INFINITE).cardinality == n.INFINITE

@@ -1527,6 +1527,14 @@ class IterationCounter:
         return IterationCounter, ()
 
 
+_ENDLESS_MODES = (ShardingPolicy.OFF, ShardingPolicy.DYNAMIC, ShardingPolicy.DATA)
+"""The modes in which an endless dataset stays endless.
+
+The other modes divide a source: in `range(10).batch(10, drop_remainder=True).repeat()`, the part of
+each worker may be too short for one batch.
+"""
+
+
 @node
 class Distribute(Node):
     """The elements, computed by the workers of a service.
@@ -1571,9 +1579,11 @@ class Distribute(Node):
     def cardinality(self) -> int:
         """That of the input, if this reader gets exactly its elements, whatever the options say."""
         count = self.known if self.input is None else self.input.cardinality
+        if count == INFINITE:
+            return INFINITE if self.mode in _ENDLESS_MODES else UNKNOWN
         is_alone = self.mode == ShardingPolicy.DYNAMIC and self.job_name is None
         is_divided = self.input is None or self.input.blocked is None
-        return count if count == INFINITE or (is_alone and is_divided) else UNKNOWN
+        return count if count == 0 or (is_alone and is_divided) else UNKNOWN
 
     reason = "the service decides which worker computes which elements"
     sealed = True
