@@ -268,6 +268,23 @@ SERVERS: list[tuple[Make, type[Exception], str]] = [
         UnfitServerError,
         'WorkerConfig: data_transfer_protocol must be "tcp", "shm" or None, got \'pigeon\'',
     ),
+    (
+        lambda: service.WorkerServer(service.WorkerConfig("localhost:1", worker_tags="gpu")),
+        InvalidTypeError,
+        "WorkerConfig: worker_tags must be a list of strings, got 'gpu'",
+    ),
+    (
+        lambda: service.WorkerServer(
+            service.WorkerConfig("localhost:1", worker_tags=["gpu", 1])  # type: ignore[list-item]
+        ),
+        InvalidTypeError,
+        r"WorkerConfig: worker_tags must be a list of strings, got \['gpu', 1\]",
+    ),
+    (
+        lambda: service.WorkerServer(service.WorkerConfig("localhost:1", worker_tags=["", "gpu"])),
+        UnfitServerError,
+        r"WorkerConfig: worker_tags must not be empty, got \['', 'gpu'\]; leave the empty one out",
+    ),
 ]
 
 

@@ -178,8 +178,18 @@ def check_worker(config: Any) -> None:
             f'{where}: data_transfer_protocol must be "tcp", "shm" or None, '
             f"got {config.data_transfer_protocol!r}"
         )
+    _check_tags(where, config.worker_tags)
     for name in ("heartbeat_interval_ms", "dispatcher_timeout_ms"):
         _check_time(where, name, getattr(config, name))
+
+
+def _check_tags(where: str, tags: Any) -> None:
+    if isinstance(tags, str) or not all(isinstance(tag, str) for tag in tags or ()):
+        raise InvalidTypeError(f"{where}: worker_tags must be a list of strings, got {tags!r}")
+    if not all(tags or ()):
+        raise UnfitServerError(
+            f"{where}: worker_tags must not be empty, got {tags!r}; leave the empty one out"
+        )
 
 
 def seconds(milliseconds: int | None, default: float) -> float:
