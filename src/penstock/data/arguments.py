@@ -220,7 +220,7 @@ def signature(where: str, value: Any, name: str = "output_signature") -> Any:
     """A structure of specs."""
     for leaf in nest.flatten(value)[0]:
         if not isinstance(leaf, TypeSpec):
-            raise InvalidTypeError(
+            raise UnfitTypeError(
                 f"{where}: {name} must hold specs such as TensorSpec, got {describe(leaf)}"
                 f"{_FOREIGN if type(leaf).__module__.startswith('tensorflow') else ''}"
             )

@@ -195,6 +195,13 @@ def test_other_specs_that_fit(tmp_path: Path) -> None:
         list(Dataset.load(tmp_path / "s", element_spec=TensorSpec((3,), np.int64)))
 
 
+@pytest.mark.parametrize("kind", [ValueError, TypeError])
+def test_a_spec_that_is_none_is_refused(tmp_path: Path, kind: type[Exception]) -> None:
+    Dataset.range(2).save(tmp_path / "s")
+    with pytest.raises(kind, match="Dataset.load: element_spec must hold specs .* got 'int64'"):
+        Dataset.load(tmp_path / "s", element_spec="int64")
+
+
 def test_wrong_compression_is_noticed_when_elements_are_read(tmp_path: Path) -> None:
     Dataset.range(2).save(tmp_path / "s", compression="GZIP")
     dataset = Dataset.load(tmp_path / "s", compression="NONE")
