@@ -78,6 +78,16 @@ def test_results_are_tensors():
     assert iter(dataset).get_next_as_optional().get_value().numpy() == 0
 
 
+def test_the_id_of_a_registered_dataset_is_a_tensor():
+    service = tf.data.experimental.service
+    with service.DispatchServer() as dispatcher:
+        made = service.register_dataset(dispatcher.target, tf.data.Dataset.range(3))
+        assert made.dtype is tf.string
+        for name in (made, made.numpy(), tf.get_static_value(made).decode()):
+            found = service.from_dataset_id("distributed_epoch", dispatcher.target, name)
+            assert found.element_spec == tf.TensorSpec([], tf.int64)
+
+
 def test_get_next_ends():
     iterator = iter(tf.data.Dataset.range(1))
     next(iterator)

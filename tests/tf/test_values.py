@@ -25,6 +25,15 @@ def test_numpy_gives_plain_values(x):
     assert type(x[0, 1].numpy()) is np.float32
 
 
+def test_a_static_value_is_what_numpy_gives(x):
+    assert type(tf.get_static_value(x)) is np.ndarray
+    assert type(tf.get_static_value(tf.constant(3))) is np.int32
+    assert tf.get_static_value(tf.constant("a")) == b"a"
+    assert type(tf.get_static_value(tf.constant("a"))) is bytes
+    assert tf.get_static_value([1, 2]) == [1, 2]
+    assert tf.get_static_value(tf.Variable(3)) is None
+
+
 def test_numpy_takes_it_as_an_array(x):
     assert isinstance(x, np.ndarray)
     assert type(np.pad(x, 1)) is np.ndarray

@@ -476,8 +476,10 @@ def shape_n(input: Any, out_type: Any = np.int32, name: str | None = None) -> li
 
 
 def get_static_value(tensor: Any, partial: bool = False) -> Any:
-    """The value of a tensor, which is always known here."""
-    return to_array(tensor)
+    """What `numpy()` of a tensor returns; None for a variable, other values as they are."""
+    if isinstance(tensor, Variable):
+        return None
+    return tensor.numpy() if isinstance(tensor, Tensor) else tensor
 
 
 def broadcast_static_shape(shape_x: TensorShape, shape_y: TensorShape) -> TensorShape:

@@ -54,7 +54,7 @@ _FUNCTIONS = {
 }
 """The arguments of penstock's calls that are functions of elements."""
 
-_GIVE_VALUES = {"reduce", "get_single_element", "cardinality", "peek", "at"}
+_GIVE_VALUES = {"reduce", "get_single_element", "cardinality", "peek", "at", "register_dataset"}
 _VIEW = np.ndarray.view
 
 
