@@ -7,6 +7,7 @@ import pytest
 
 from penstock import TensorSpec, int64
 from penstock.data import Dataset
+from penstock.data.experimental import SHARD_HINT
 from penstock.engine.specs import is_certain, is_steady
 from penstock.errors import InvalidTypeError
 
@@ -30,6 +31,12 @@ def test_a_function_is_asked_about_the_first_two_elements():
     assert ds.element_spec == SCALAR
     assert ds.element_spec == ds.batch(2).unbatch().element_spec
     assert function.given == [(), ()]
+
+
+def test_a_function_behind_a_hint_is_asked_about_all_elements():
+    hinted = Dataset.range(10).shard(SHARD_HINT, SHARD_HINT)
+    assert hinted.map(lambda x: x * 2).element_spec == SCALAR
+    assert hinted.flat_map(lambda x: Dataset.from_tensors(x)).element_spec == SCALAR
 
 
 def test_a_dimension_that_comes_from_an_unknown_one_is_unknown():

@@ -218,8 +218,9 @@ def test_static_policies_give_every_worker_its_share():
         assert sorted(map(int, everything)) == sorted([*range(10)] * 2)
         hint = tf.data.experimental.SHARD_HINT
         hinted = Dataset.range(10).shard(hint, hint)
-        made = hinted.apply(cluster.distribute(service.ShardingPolicy.HINT))
-        assert sorted(map(int, made)) == list(range(10))
+        for dataset in (hinted, hinted.flat_map(Dataset.from_tensors)):
+            made = dataset.apply(cluster.distribute(service.ShardingPolicy.HINT))
+            assert sorted(map(int, made)) == list(range(10))
 
 
 def test_operators_may_run_on_the_share_of_each_worker():

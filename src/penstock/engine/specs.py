@@ -189,6 +189,8 @@ class _Probe:
                 return self._light(source)
             case nodes.Snapshot(source) | nodes.WithOptions(source):
                 return self._light(source)
+            case nodes.Shard(source) if node.shards < 1:  # A hint, which only a worker fills in.
+                return self._light(source)
             case nodes.Filter(source) | nodes.TakeWhile(source):
                 return node.with_inputs((nodes.Take(self._light(source), _TRIED),))
             case _:
