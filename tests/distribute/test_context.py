@@ -64,6 +64,35 @@ def test_under_a_scope(two: MirroredStrategy) -> None:
     assert not has_strategy()
 
 
+def test_a_scope_is_entered_again(two: MirroredStrategy) -> None:
+    scope = two.scope()
+    with scope, two.scope(), scope:
+        assert get_strategy() is two
+    assert not has_strategy()
+    with scope:
+        assert get_strategy() is two
+    assert not has_strategy()
+
+
+def test_the_scope_of_the_default_strategy_changes_nothing(two: MirroredStrategy) -> None:
+    default = get_strategy()
+    with default.scope() as entered, default.scope():
+        assert entered is default is get_strategy()
+        assert get_replica_context() is not None
+        assert not in_cross_replica_context()
+        assert default.run(lambda: get_replica_context().merge_call(lambda _: 3)) == 3
+        tf.Variable(1.0)
+        with (
+            two.scope(),
+            pytest.raises(FailedPreconditionError, match="Variable: called under a scope inside"),
+        ):
+            tf.Variable(1.0)
+    with two.scope():
+        tf.Variable(1.0)
+        with pytest.raises(FailedPreconditionError, match="Strategy.scope: called under the scope"):
+            default.scope().__enter__()
+
+
 def test_a_scope_ends_with_an_error(two: MirroredStrategy) -> None:
     with pytest.raises(KeyError, match="x"), two.scope():
         raise KeyError("x")
@@ -93,9 +122,9 @@ def test_scopes_of_two_strategies_do_not_mix(two: MirroredStrategy) -> None:
     entered = other.scope()
     with two.scope():
         with pytest.raises(FailedPreconditionError, match=message):
-            other.scope()
-        with pytest.raises(FailedPreconditionError, match=message):
             entered.__enter__()
+        with pytest.raises(FailedPreconditionError, match=message), other.scope():
+            pass
         with pytest.raises(FailedPreconditionError, match="Strategy.run: called under the scope"):
             other.run(lambda: 1)
 
@@ -120,9 +149,8 @@ def test_set_strategy(two: MirroredStrategy) -> None:
         assert has_strategy()
         assert in_cross_replica_context()
         with pytest.raises(FailedPreconditionError, match="Strategy.scope: called under the scope"):
-            OneDeviceStrategy("CPU:0").scope()
+            OneDeviceStrategy("CPU:0").scope().__enter__()
         with two.scope():
-            experimental_set_strategy(None)
             assert get_strategy() is two
     finally:
         experimental_set_strategy(None)
@@ -143,6 +171,12 @@ def test_set_strategy_refuses(two: MirroredStrategy) -> None:
         FailedPreconditionError, match="experimental_set_strategy: called inside Strategy.run"
     ):
         two.run(lambda: experimental_set_strategy(None))
+    for other in (two, None):
+        with (
+            two.scope(),
+            pytest.raises(FailedPreconditionError, match="set_strategy: called under the scope of"),
+        ):
+            experimental_set_strategy(other)
 
 
 def test_contexts_made_by_hand_only_report(two: MirroredStrategy) -> None:

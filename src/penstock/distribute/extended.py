@@ -12,6 +12,7 @@ from penstock.distribute.values.per_replica import (
     DistributedValues,
     Mirrored,
     PerReplica,
+    check_count,
     regroup,
     spread,
 )
@@ -134,6 +135,9 @@ class StrategyExtended:
         """A `PerReplica` of a leaf, also if all replicas passed the same object."""
         if leaf is None:
             raise reduce.missing_error(path_of(leaf, tree), "", call)
+        if isinstance(leaf, DistributedValues) and not isinstance(leaf, PerReplica):
+            check_count(leaf, self._replicas.here, call)  # A variable: each replica gives its copy.
+            return PerReplica([current_value(copy) for copy in leaf._values])
         if not isinstance(leaf, PerReplica):
             return PerReplica([current_value(leaf)] * self._replicas.here)
         for index, value in enumerate(leaf._values, self._replicas.first):

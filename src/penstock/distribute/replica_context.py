@@ -7,7 +7,7 @@ every thread and every task has its own.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextvars import ContextVar
+from contextvars import ContextVar, Token
 from typing import Any, NamedTuple
 
 from penstock.distribute.values.trees import leaves
@@ -185,6 +185,57 @@ class enter:  # noqa: N801 (used as a function; a class, because it is entered i
         _standpoint.reset(self._token)
 
 
+class StrategyScope:
+    """What `Strategy.scope` returns; it may be entered again, also while it is entered."""
+
+    __slots__ = ("_strategy", "_tokens")
+
+    def __init__(self, strategy: Any) -> None:
+        self._strategy = strategy
+        self._tokens: list[Token[Standpoint | None]] = []
+
+    def __enter__(self) -> Any:
+        require_own_scope(self._strategy, "Strategy.scope")
+        self._tokens.append(_standpoint.set(Standpoint(self._strategy, None)))
+        return self._strategy
+
+    def __exit__(self, *_: object) -> None:
+        _standpoint.reset(self._tokens.pop())
+
+
+_default_scopes: ContextVar[int] = ContextVar("penstock_default_scopes", default=0)
+"""How many scopes of the default strategy the calling code has entered."""
+
+
+class DefaultScope:
+    """The scope of the default strategy: the caller stays the only replica.
+
+    It only forbids to create variables of another strategy inside.
+    """
+
+    __slots__ = ("_strategy",)
+
+    def __init__(self, strategy: Any) -> None:
+        self._strategy = strategy
+
+    def __enter__(self) -> Any:
+        require_own_scope(self._strategy, "Strategy.scope")
+        _default_scopes.set(_default_scopes.get() + 1)
+        return self._strategy
+
+    def __exit__(self, *_: object) -> None:
+        _default_scopes.set(_default_scopes.get() - 1)
+
+
+def require_unmixed_scopes(strategy: Any, call: str) -> None:
+    """Raises if the scope of another strategy is inside a scope of the default strategy."""
+    if _default_scopes.get() and strategy is not DefaultStandpoint.standpoint.strategy:
+        raise FailedPreconditionError(
+            f"{call}: called under a scope inside the scope of the default strategy, and mixing "
+            "strategies is impossible; leave the scope of the default strategy out"
+        )
+
+
 def current_standpoint() -> Standpoint:
     """The standpoint of the calling code."""
     standpoint = _standpoint.get()
@@ -254,6 +305,11 @@ def experimental_set_strategy(strategy: Any) -> None:
     >>> experimental_set_strategy(None)
     """
     require_outside_run("experimental_set_strategy")
+    if _standpoint.get() is not None:
+        raise FailedPreconditionError(
+            "experimental_set_strategy: called under the scope of a strategy; call it outside of "
+            "every scope"
+        )
     if strategy is not None and not hasattr(strategy, "_replicas"):
         raise InvalidTypeError(
             f"experimental_set_strategy: needs a strategy or None, got {strategy!r}"

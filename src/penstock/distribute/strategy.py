@@ -5,8 +5,8 @@ Importing this module makes `DefaultStrategy` the strategy outside of every scop
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NoReturn
 
 from penstock.distribute import reduce, replica_context
@@ -15,7 +15,13 @@ from penstock.distribute.cross_device_ops import CrossDeviceOps, check_cross_dev
 from penstock.distribute.devices import Device, LogicalCpus, load_backend, resolve
 from penstock.distribute.extended import StrategyExtended
 from penstock.distribute.input.planning import distribute_dataset, distribute_from_function
-from penstock.distribute.replica_context import DefaultStandpoint, ReplicaContext, Standpoint
+from penstock.distribute.replica_context import (
+    DefaultScope,
+    DefaultStandpoint,
+    ReplicaContext,
+    Standpoint,
+    StrategyScope,
+)
 from penstock.distribute.replicas import Replicas
 from penstock.distribute.run import each_replica
 from penstock.distribute.strategy_options import (
@@ -72,16 +78,9 @@ class Strategy:
     def scope(self) -> AbstractContextManager[Strategy]:
         """A context manager in which `get_strategy()` returns this strategy.
 
-        Variables that are created in it have a copy on every replica.
+        Variables that are created in it have a copy on every replica. It may be entered again.
         """
-        replica_context.require_own_scope(self, "Strategy.scope")
-        return self._scope()
-
-    @contextmanager
-    def _scope(self) -> Iterator[Strategy]:
-        replica_context.require_own_scope(self, "Strategy.scope")
-        with replica_context.enter(Standpoint(self, None)):
-            yield self
+        return StrategyScope(self)
 
     def run(
         self,
@@ -346,6 +345,10 @@ class DefaultStrategy(SingleReplicaStrategy):
 
     def __init__(self) -> None:
         super().__init__(Replicas(load("numpy"), (Device("CPU", 0),)))
+
+    def scope(self) -> AbstractContextManager[Strategy]:
+        """A context manager that changes nothing: the caller stays the only replica."""
+        return DefaultScope(self)
 
     def _run_each(
         self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -678,9 +678,39 @@ def test_on_read_sums_of_whole_numbers_are_exact(two: MirroredStrategy) -> None:
     assert copies(v) == [4, 3]
 
 
-def test_on_read_is_not_trainable(two: MirroredStrategy) -> None:
-    with pytest.raises(InvalidArgumentError, match="Variable: an ON_READ variable cannot be train"):
-        made(two, 1.0, trainable=True, synchronization=ON_READ)
+def test_on_read_is_trainable_if_asked_for(two: MirroredStrategy) -> None:
+    assert not made(two, 1.0, synchronization=ON_READ).trainable
+    assert made(two, 1.0, trainable=True, synchronization=ON_READ).trainable
+
+
+def test_replicas_combine_their_copies_of_an_on_read_variable(two: MirroredStrategy) -> None:
+    first = tf.VariableAggregation.ONLY_FIRST_REPLICA
+    v = made(two, [0.0], synchronization=ON_READ, aggregation=first)
+
+    def combine() -> Any:
+        replica = get_replica_context()
+        assert replica is not None
+        v.assign([replica.replica_id_in_sync_group * 3.0])
+        return replica.all_reduce("SUM", v), replica.all_gather(v, axis=0)
+
+    total, parts = two.run(combine)
+    assert [value.tolist() for value in total.values] == [[3.0], [3.0]]
+    assert [value.tolist() for value in parts.values] == [[0.0, 3.0], [0.0, 3.0]]
+
+
+def test_replicas_create_variables_by_one_name(two: MirroredStrategy) -> None:
+    def create(name: str) -> Any:
+        return tf.Variable(1.0, name=name)
+
+    assert two.run(create, args=(PerReplica(("w_0", "w_1")),)).name == "w_0:0"
+    with pytest.raises(FailedPreconditionError, match="create it by different names, .'w', 'b'.;"):
+        two.run(create, args=(PerReplica(("w", "b")),))
+
+
+def test_a_variable_knows_its_strategy(two: MirroredStrategy) -> None:
+    v = made(two, 1.0)
+    assert v.distribute_strategy is two is v.values[1].distribute_strategy
+    assert tf.Variable(1.0).distribute_strategy is tf.distribute.get_strategy()
 
 
 def test_synchronization_none_needs_no_scope(two: MirroredStrategy) -> None:

@@ -162,13 +162,6 @@ class MirroredVariable(DistributedVariable):
 class SyncOnReadVariable(DistributedVariable):
     """Copies that each replica changes for itself; reading outside of `run` aggregates them."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        if self._trainable:
-            raise InvalidArgumentError(
-                "Variable: an ON_READ variable cannot be trainable; leave trainable out"
-            )
-
     def _check_aggregation(self) -> None:
         super()._check_aggregation()
         numbers = any(kind in str(self.dtype) for kind in ("int", "float", "complex"))

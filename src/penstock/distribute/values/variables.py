@@ -8,6 +8,7 @@ current replica, or outside of `run` that of all replicas.
 from __future__ import annotations
 
 import operator
+import re
 from collections.abc import Callable
 from enum import Enum
 from functools import partial
@@ -19,6 +20,7 @@ from penstock.distribute import replica_context
 from penstock.distribute.replicas import Replicas
 from penstock.distribute.values import texts
 from penstock.distribute.values.operators import ActsAsValue, current_value
+from penstock.distribute.values.per_replica import DistributedValues
 from penstock.distribute.values.storage import (
     array_like,
     check_shape,
@@ -31,7 +33,7 @@ from penstock.distribute.values.storage import (
 )
 from penstock.element.dtypes import as_dtype
 from penstock.engine.trial_calls import note_assignment
-from penstock.errors import InvalidArgumentError, InvalidTypeError
+from penstock.errors import FailedPreconditionError, InvalidArgumentError, InvalidTypeError
 
 
 class VariableSynchronization(Enum):
@@ -83,7 +85,7 @@ class Variable(ActsAsValue):
     Args:
         initial_value: An array, a number, a tensor of the strategy's framework, or a function that
             returns one of these.
-        trainable: Kept for the code that trains; an ON_READ variable never is.
+        trainable: Kept for the code that trains; True, unless the variable is ON_READ.
         name: What it is called when printed.
         dtype: Converts the initial value.
         synchronization: Under a scope: AUTO or ON_WRITE keep the copies equal whenever they are
@@ -159,6 +161,7 @@ class Variable(ActsAsValue):
         aggregation: VariableAggregation,
     ) -> None:
         self._strategy = replica_context.get_strategy()
+        replica_context.require_unmixed_scopes(self._strategy, "Variable")
         self._trainable = synchronization is not ON_READ if trainable is None else trainable
         self._name = name or "Variable"
         self._synchronization = synchronization
@@ -183,6 +186,11 @@ class Variable(ActsAsValue):
     @property
     def name(self) -> str:
         return f"{self._name}:0"
+
+    @property
+    def distribute_strategy(self) -> Any:
+        """The strategy under whose scope the variable was created."""
+        return self._strategy
 
     @property
     def trainable(self) -> bool:
@@ -346,8 +354,25 @@ def _make_in_run(cls: type[Variable], given: tuple[Any, ...], named: dict[str, A
     """
     replica = replica_context.get_replica_context()
     assert replica is not None
-    made: Variable = replica.merge_call(lambda strategy: cls(*given, **named))
+    name = named.pop("name", None)
+
+    def make(strategy: Any, name: Any) -> Variable:
+        return cls(*given, **named, name=_common_name(name))
+
+    made: Variable = replica.merge_call(make, (name,))
     return made
+
+
+def _common_name(name: Any) -> Any:
+    """The first replica's name of a variable; raises if the names differ in more than a number."""
+    if not isinstance(name, DistributedValues):
+        return name
+    if len({re.sub(r"_\d+$", "", str(one)) for one in name.values}) > 1:
+        raise FailedPreconditionError(
+            f"Variable: the replicas create it by different names, {name.values!r:.80}; create "
+            "the same variables in the same order in every replica"
+        )
+    return name.values[0]
 
 
 def _kind_here(synchronization: VariableSynchronization) -> type[Variable]:
