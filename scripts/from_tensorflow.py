@@ -36,7 +36,7 @@ _NOTHING = "a context that changes nothing"
 
 DIFFERENT = {
     "Tensor": "a subclass of `numpy.ndarray`; a single value has no dimensions",
-    "Variable": "see [the tutorial](tutorial-strategy.md); without `scatter_*` and assigned slices",
+    "Variable": "see [the tutorial](tutorial-strategy.md)",
     "SparseTensor": "elements are never sparse: what a function returns becomes ragged rows",
     "function": "calls the function; its results are tensors, and `input_signature` is checked",
     "py_function": "calls the function",

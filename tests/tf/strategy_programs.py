@@ -339,3 +339,182 @@ def variables_are_read_as_tensors(tf: Any, strategy: Any) -> Any:
         "values": [describe(one) for one in strategy.run(lambda: weights.value()).values],
         "kinds": [isinstance(one, tf.Variable) for one in (weights, count)],
     }
+
+
+@strategy_program
+def variables_change_in_part(tf: Any, strategy: Any) -> Any:
+    rows = tf.IndexedSlices
+
+    def changed(how: str, *given: Any, start: Any = (1.0, 2.0, 3.0)) -> Any:
+        return parts(getattr(tf.Variable(list(start)), how)(*given))
+
+    def sliced(key: Any, value: Any, start: Any = ((1, 2), (3, 4), (5, 6))) -> Any:
+        v = tf.Variable([list(row) for row in start])
+        v[key].assign(value)
+        return parts(v)
+
+    row = tf.Variable([1.0, 2.0])[0]
+    return {
+        "update": attempt(lambda: changed("scatter_update", rows([5.0, 6.0], [0, 2]))),
+        "add twice": attempt(lambda: changed("scatter_add", rows([5.0, 6.0], [0, 0]))),
+        "update twice": attempt(lambda: changed("scatter_update", rows([5.0, 6.0], [0, 0]))),
+        "sub": attempt(lambda: changed("scatter_sub", rows([5.0], [1]))),
+        "mul": attempt(lambda: changed("scatter_mul", rows([5.0], [1]))),
+        "div": attempt(lambda: changed("scatter_div", rows([2, 2], [0, 1]), start=(7, -7))),
+        "min": attempt(lambda: changed("scatter_min", rows([0.0, 9.0], [0, 1]))),
+        "max": attempt(lambda: changed("scatter_max", rows([0.0, 9.0], [0, 1]))),
+        "no slices": attempt(lambda: changed("scatter_update", [1.0, 2.0])),
+        "behind": attempt(lambda: changed("scatter_update", rows([5.0], [3]))),
+        "before": attempt(lambda: changed("scatter_update", rows([5.0], [-1]))),
+        "other dtype": attempt(
+            lambda: changed("scatter_update", rows(tf.constant([5]), tf.constant([0])))
+        ),
+        "entries": attempt(lambda: changed("scatter_nd_update", [[2], [0]], [5.0, 6.0])),
+        "entries added": attempt(lambda: changed("scatter_nd_add", [[2], [2]], [5.0, 6.0])),
+        "entries less": attempt(lambda: changed("scatter_nd_sub", [[2]], [5.0])),
+        "entry behind": attempt(lambda: changed("scatter_nd_update", [[3]], [5.0])),
+        "entry of wrong shape": attempt(lambda: changed("scatter_nd_update", [[0]], [[5.0]])),
+        "gathered": attempt(lambda: tf.Variable([[1, 2], [3, 4]]).gather_nd([[0, 1], [1, 0]])),
+        "read": attempt(lambda: tf.Variable([[1, 2], [3, 4]]).sparse_read([1, 1])),
+        "dense": attempt(
+            lambda: tf.convert_to_tensor(
+                rows(tf.constant([1.0, 2.0]), tf.constant([0, 0]), tf.constant([3]))
+            )
+        ),
+        "not dense": attempt(
+            lambda: tf.convert_to_tensor(rows(tf.constant([1.0]), tf.constant([0])))
+        ),
+        "row": attempt(lambda: sliced(0, [8, 9])),
+        "broadcast": attempt(lambda: sliced(0, 9)),
+        "entry": attempt(lambda: sliced((1, 0), 9)),
+        "last": attempt(lambda: sliced(-1, [8, 9])),
+        "column": attempt(lambda: sliced((slice(None), 1), [7, 8, 9])),
+        "ellipsis": attempt(lambda: sliced((..., 0), [7, 8, 9])),
+        "every other": attempt(lambda: sliced(slice(None, None, 2), [[7, 7], [8, 8]])),
+        "by a tensor": attempt(lambda: sliced(tf.constant(1), [8, 9])),
+        "row behind": attempt(lambda: sliced(3, [8, 9])),
+        "of wrong shape": attempt(lambda: sliced(0, [7, 8, 9])),
+        "of wrong dtype": attempt(lambda: sliced(0, 1.5)),
+        "a slice is a tensor": [isinstance(row, tf.Tensor), parts(row + 1), parts(row)],
+    }
+
+
+@strategy_program
+def mirrored_variables_change_in_part(tf: Any, strategy: Any) -> Any:
+    rows, kinds = tf.IndexedSlices, tf.VariableAggregation
+    context = tf.distribute.get_replica_context
+
+    def make(aggregation: Any, **more: Any) -> Any:
+        with strategy.scope():
+            return tf.Variable([1.0, 2.0, 6.0], aggregation=aggregation, **more)
+
+    def by_replica() -> Any:
+        number = context().replica_id_in_sync_group
+        value = tf.reshape(tf.cast(number + 2, tf.float32), [1])
+        return rows(value, tf.reshape(number, [1]), tf.constant([3]))
+
+    def scattered(how: str, aggregation: Any) -> Any:
+        v = make(aggregation)
+        strategy.run(lambda: getattr(v, how)(by_replica()))
+        return parts([value.read_value() for value in v.values])
+
+    def together(how: str) -> Any:
+        v = make(kinds.NONE)
+        getattr(v, how)(rows(tf.constant([5.0]), tf.constant([0])))
+        return parts([value.read_value() for value in v.values])
+
+    def combined(how: str, *given: Any) -> Any:
+        made = strategy.run(lambda: getattr(context(), how)(*given, by_replica()))
+        return [parts(tf.convert_to_tensor(one)) for one in made.values]
+
+    on_read = tf.VariableSynchronization.ON_READ
+    mirrored = make(kinds.SUM)
+    return {
+        "sum": attempt(lambda: scattered("scatter_add", kinds.SUM)),
+        "mean": attempt(lambda: scattered("scatter_mul", kinds.MEAN)),
+        "first": attempt(lambda: scattered("scatter_update", kinds.ONLY_FIRST_REPLICA)),
+        "each": attempt(lambda: scattered("scatter_update", kinds.NONE)),
+        "update is no sum": attempt(lambda: scattered("scatter_update", kinds.SUM)),
+        "max is no mean": attempt(lambda: scattered("scatter_max", kinds.MEAN)),
+        "together": attempt(lambda: together("scatter_sub")),
+        "on read": attempt(
+            lambda: make(kinds.SUM, synchronization=on_read).scatter_add(
+                rows(tf.constant([5.0]), tf.constant([0]))
+            )
+        ),
+        "all_reduce": attempt(lambda: combined("all_reduce", "SUM")),
+        "mean of all": attempt(lambda: combined("all_reduce", "MEAN")),
+        "gather": attempt(
+            lambda: strategy.gather(rows(tf.constant([5.0]), tf.constant([0])), axis=0)
+        ),
+        "numpy": attempt(
+            lambda: strategy.extended.reduce_to(
+                "SUM", strategy.run(lambda: tf.identity([1.0])), mirrored
+            ).numpy()
+        ),
+        "strategy": mirrored.distribute_strategy is strategy,
+        "trainable": make(kinds.SUM, synchronization=on_read, trainable=True).trainable,
+    }
+
+
+@strategy_program
+def scopes_are_entered_again(tf: Any, strategy: Any) -> Any:
+    distribute = tf.distribute
+    default = distribute.get_strategy()
+
+    def where() -> Any:
+        return [
+            distribute.get_strategy() is strategy,
+            distribute.has_strategy(),
+            distribute.in_cross_replica_context(),
+            distribute.get_replica_context() is None,
+        ]
+
+    def again() -> Any:
+        outer, inner = strategy.scope(), strategy.scope()
+        with outer, inner, outer:
+            inside = where()
+        with inner:
+            return [inside, where()]
+
+    def mixed() -> Any:
+        other = distribute.OneDeviceStrategy("CPU:0").scope()
+        with strategy.scope(), other:
+            return where()
+
+    def under_the_default() -> Any:
+        with default.scope(), default.scope():
+            return where()
+
+    def made_under_both() -> Any:
+        with default.scope(), strategy.scope():
+            return tf.Variable(1.0)
+
+    def set_inside() -> Any:
+        with strategy.scope():
+            distribute.experimental_set_strategy(None)
+
+    def shared() -> Any:
+        with strategy.scope():
+            v = tf.Variable(
+                [0.0],
+                synchronization=tf.VariableSynchronization.ON_READ,
+                aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
+            )
+
+        def step() -> Any:
+            replica = distribute.get_replica_context()
+            v.assign([tf.cast(replica.replica_id_in_sync_group, tf.float32) * 3.0])
+            return replica.all_reduce("SUM", v), replica.all_gather(v, axis=0)
+
+        return strategy.run(step)
+
+    return {
+        "again": attempt(again),
+        "mixed": attempt(mixed),
+        "default": attempt(under_the_default),
+        "made under both": attempt(made_under_both),
+        "set inside": attempt(set_inside),
+        "after": where(),
+        "all_reduce": attempt(shared),
+    }

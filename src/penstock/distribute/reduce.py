@@ -17,6 +17,7 @@ from penstock.distribute.backends import Backend, Handle
 from penstock.distribute.backends.numpy_backend import as_kind_of
 from penstock.distribute.replicas import Replicas
 from penstock.distribute.strategy_options import ReduceOp
+from penstock.distribute.values.indexed_slices import IndexedSlices, add_slices, refuse_slices
 from penstock.distribute.values.operators import current_value
 from penstock.distribute.values.per_replica import DistributedValues, PerReplica, check_count
 from penstock.distribute.values.storage import refuse_foreign
@@ -52,12 +53,26 @@ def reduce_leaf(replicas: Replicas, op: ReduceOp, value: Any, axis: Axis, call: 
         given = [value] * replicas.here
     if axis is None and replicas.total == 1:
         return current_value(given[0])
+    if isinstance(given[0], IndexedSlices):
+        return _reduce_slices(replicas, op, given, axis, call)
     tensors = [_number_tensor(replicas, part, index, call) for index, part in enumerate(given)]
     _check_dtypes(replicas, given, call)
     if axis is None:
         total = _add_all(replicas, tensors, call)
         return total if op is ReduceOp.SUM else replicas.backend.divide(total, replicas.total)
     return _reduce_over_axis(replicas, op, tensors, axis, call)
+
+
+def _reduce_slices(
+    replicas: Replicas, op: ReduceOp, parts: Sequence[Any], axis: Axis, call: str
+) -> IndexedSlices:
+    if axis is not None or replicas.collectives is not None:
+        where = "over an axis" if axis is not None else "with those of other processes"
+        raise UnimplementedError(
+            f"{call}: IndexedSlices are not added {where}; make an array of them first, with "
+            "tf.convert_to_tensor"
+        )
+    return add_slices(parts, replicas.total if op is ReduceOp.MEAN else 1)
 
 
 def local_values(replicas: Replicas, value: Any, call: str) -> Sequence[Any] | None:
@@ -181,6 +196,7 @@ def gather_leaf(replicas: Replicas, value: Any, axis: int, call: str) -> Any:
     """The values of one leaf concatenated along an axis, in the order of the replicas."""
     check_axis(axis, call)
     given = local_values(replicas, value, call)
+    refuse_slices([value] if given is None else given, call)
     if given is None or replicas.total == 1:
         return current_value(value if given is None else given[0])
     if all(isinstance(part, Ragged) for part in given):

@@ -1,6 +1,7 @@
-"""`fingerprint64`: the hash of `tf.strings.to_hash_bucket_fast`, which is FarmHash's Fingerprint64.
+"""The hashes of TensorFlow's buckets of strings.
 
-Buckets are stored with models, so every bit must be that of TensorFlow.
+`fingerprint64` is FarmHash's Fingerprint64 (`to_hash_bucket_fast`), `murmur64` a MurmurHash
+(`to_hash_bucket`) and `sip_hash` SipHash-2-4, which has a key (`to_hash_bucket_strong`). Buckets are stored with models, so every bit must be that of TensorFlow.
 """
 
 from __future__ import annotations
@@ -134,3 +135,44 @@ def _round(
     v = _weak(text, at, v[1] * factor & _MASK, (x + w[0]) & _MASK)
     w = _weak(text, at + 32, (z + w[1]) & _MASK, (y + _fetch(text, at + 16)) & _MASK)
     return z, y, x, v, w
+
+
+_MURMUR_SEED, _MURMUR_FACTOR = 0xDECAFCAFFE, 0xC6A4A7935BD1E995
+
+
+def murmur64(text: bytes) -> int:
+    """The hash of a string, in [0, 2**64), by MurmurHash64A with TensorFlow's seed."""
+    hashed = (_MURMUR_SEED ^ (len(text) * _MURMUR_FACTOR)) & _MASK
+    whole = len(text) // 8 * 8
+    for at in range(0, whole, 8):
+        block = _shift_mix(_fetch(text, at) * _MURMUR_FACTOR) * _MURMUR_FACTOR & _MASK
+        hashed = (hashed ^ block) * _MURMUR_FACTOR & _MASK
+    if whole < len(text):
+        hashed = (hashed ^ int.from_bytes(text[whole:], "little")) * _MURMUR_FACTOR & _MASK
+    return _shift_mix(_shift_mix(hashed) * _MURMUR_FACTOR)
+
+
+_SIP_START = (0x736F6D6570736575, 0x646F72616E646F6D, 0x6C7967656E657261, 0x7465646279746573)
+
+
+def sip_hash(text: bytes, key: Pair) -> int:
+    """The hash of a string under a key of two numbers, in [0, 2**64), by SipHash-2-4."""
+    a, b, c, d = (start ^ (key[index % 2] & _MASK) for index, start in enumerate(_SIP_START))
+    padded = text + b"\0" * (7 - len(text) % 8) + bytes([len(text) % 256])
+    for at in range(0, len(padded), 8):
+        block = _fetch(padded, at)
+        a, b, c, d = _sip_rounds(2, a, b, c, d ^ block)
+        a ^= block
+    a, b, c, d = _sip_rounds(4, a, b, c ^ 0xFF, d)
+    return a ^ b ^ c ^ d
+
+
+def _sip_rounds(count: int, a: int, b: int, c: int, d: int) -> tuple[int, int, int, int]:
+    # `_rotate` rotates to the right, and SipHash is defined by rotations to the left.
+    for _ in range(count):
+        a, c = (a + b) & _MASK, (c + d) & _MASK
+        b, d = _rotate(b, 51) ^ a, _rotate(d, 48) ^ c
+        a, c = (_rotate(a, 32) + d) & _MASK, (c + b) & _MASK
+        b, d = _rotate(b, 47) ^ c, _rotate(d, 43) ^ a
+        c = _rotate(c, 32)
+    return a, b, c, d

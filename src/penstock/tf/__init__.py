@@ -11,6 +11,7 @@ plain penstock stays plain NumPy.
 """
 
 from penstock import config, distribute, errors
+from penstock.distribute.values.indexed_slices import IndexedSlices
 from penstock.distribute.values.variables import (
     VariableAggregation,
     VariableSynchronization,
@@ -249,6 +250,7 @@ __all__ = [
     "strings",
     "train",
     "DType",
+    "IndexedSlices",
     "OptionalSpec",
     "RaggedTensor",
     "RaggedTensorSpec",

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock.distribute.values.indexed_slices import IndexedSlices
 from penstock.distribute.values.variables import Variable
 from penstock.element.dtypes import as_dtype
 from penstock.element.ragged import Ragged
@@ -18,6 +19,7 @@ from penstock.shim.literals import cast_array
 from penstock.tf.operations import axes, dims, elementwise, integer, numbers, operation
 from penstock.tf.ragged_values import RaggedTensor, SparseTensor
 from penstock.tf.values import Array, Tensor, as_tensor, to_array
+from penstock.tf.variable_updates import add_up
 
 
 @operation
@@ -35,6 +37,8 @@ def convert_to_tensor(
     """A tensor of a value; a tensor is returned as it is."""
     if isinstance(value, RaggedTensor | SparseTensor):
         return value
+    if isinstance(value, IndexedSlices):
+        value = as_tensor(add_up(value))
     array = to_array(value, None if isinstance(value, Tensor) else dtype)
     if dtype is not None and array.dtype != as_dtype(dtype).dtype:
         raise InvalidArgumentError(
@@ -300,6 +304,8 @@ def stack(values: Any, axis: Any = 0, name: str | None = "stack") -> Any:
         raise InvalidTypeError(f"tf.stack: needs a list of tensors, got {values!r}")
     if any(isinstance(one, RaggedTensor) for one in values):
         return _stack_ragged(values, int(axis))
+    if not len(values) and int(axis) == 0:
+        return np.zeros(0, np.float32)
     return np.stack(_alike("stack", values), int(axis))
 
 

@@ -6,13 +6,16 @@ Nothing is traced or compiled; what the function does, it does at every call.
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from penstock import shim
+from penstock.errors import OutOfRangeError
 from penstock.tf.arrays import convert_to_tensor
+from penstock.tf.concrete_functions import ConcreteFunction, bind_specs
 
 _BECOME_TENSORS = (bool, int, float, complex, str, bytes, np.generic)
 
@@ -55,6 +58,22 @@ class FunctionOfTensors:
         functools.update_wrapper(self, call)
         self._call = call
 
+    @property
+    def python_function(self) -> Callable[..., Any]:
+        """The function that was decorated."""
+        made: Callable[..., Any] = getattr(self._call, "python_function", self._call)
+        return made
+
+    def get_concrete_function(self, *args: Any, **kwargs: Any) -> ConcreteFunction:
+        """The function for arguments of these specs, or of the specs of these tensors.
+
+        Python's values among the arguments are fixed.
+        """
+        declared = getattr(self._call, "input_signature", None)
+        if not args and not kwargs and declared is not None:
+            args = declared
+        return bind_specs(self, args, kwargs)
+
     def __get__(self, instance: Any, owner: type | None = None) -> FunctionOfTensors:
         return self if instance is None else FunctionOfTensors(self._bind(instance, owner))
 
@@ -65,7 +84,25 @@ class FunctionOfTensors:
         return bound
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return _convert(self._call(*args, **kwargs))
+        try:
+            return _convert(self._call(*args, **kwargs))
+        except StopIteration as end:
+            # As in TensorFlow's functions: loops over training steps catch this error.
+            raise OutOfRangeError(
+                f"{getattr(self, '__name__', 'function')}: the iterator has no more elements"
+            ) from end
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, FunctionOfTensors) and other._call == self._call
+
+    def __hash__(self) -> int:
+        return hash(self._call)
+
+    def __reduce__(self) -> Any:
+        # By its name, where that is the decorated function: the plain one cannot be found by it.
+        module, name = getattr(self, "__module__", None), getattr(self, "__qualname__", "")
+        found = None if module == "__main__" else getattr(sys.modules.get(str(module)), name, None)
+        return name if found is self else (FunctionOfTensors, (self._call,))
 
 
 def _convert(value: Any) -> Any:

@@ -103,8 +103,6 @@ INSTEAD = {
     "math.erfc": "write 1 - tf.math.erf(x)",
     "random.stateless_binomial": "use numpy.random.default_rng(seed).binomial",
     "random.Algorithm": "every generator is Philox",
-    "strings.to_hash_bucket": "use tf.strings.to_hash_bucket_fast",
-    "strings.to_hash_bucket_strong": "use tf.strings.to_hash_bucket_fast",
     "train.load_checkpoint": "use tf.train.Checkpoint.restore",
     "train.load_variable": "use tf.train.Checkpoint.restore",
 }

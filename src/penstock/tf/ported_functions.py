@@ -85,6 +85,8 @@ def unwrap(value: Any) -> Any:
         return value
     if isinstance(value, Variable):
         return unwrap(value.numpy())
+    if isinstance(value, Tensor):
+        return plain_leaf(value)
     leaves, tree = nest.flatten(value)
     return value if tree == nest.LEAF else nest.unflatten(tree, [unwrap(leaf) for leaf in leaves])
 

@@ -7,15 +7,36 @@ of torch and JAX are returned as they are.
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
-from penstock.distribute.values.variables import Variable, VariableCopy, is_in_run
+from penstock.distribute.replica_context import get_replica_context, require_own_scope
+from penstock.distribute.values.mirrored import (
+    ONLY_FIRST,
+    DistributedVariable,
+    MirroredVariable,
+    SyncOnReadVariable,
+)
+from penstock.distribute.values.per_replica import PerReplica
+from penstock.distribute.values.variables import NONE, Variable, VariableCopy, is_in_run
 from penstock.element.dtypes import as_dtype
 from penstock.element.spec import TensorShape
+from penstock.errors import UnimplementedError
 from penstock.tf.ported_functions import wrap
+from penstock.tf.selection import gather, gather_nd
 from penstock.tf.values import Reference, Tensor, as_tensor
+from penstock.tf.variable_updates import (
+    Change,
+    VariableSlice,
+    change_entries,
+    change_rows,
+    check_slices,
+    is_slice,
+)
+
+_WHOLE = ("update", "min", "max")
+"""The changes of rows that cannot be summed over replicas."""
 
 
 class PortedVariable(Variable):
@@ -27,6 +48,10 @@ class PortedVariable(Variable):
     (np.int32(2), np.int32(3), <tf.Tensor: shape=(), dtype=int32, numpy=3>)
     >>> step.shape, step.dtype
     (TensorShape([]), tf.int32)
+    >>> rows = tf.Variable([1.0, 2.0, 3.0])
+    >>> _ = rows[0].assign(9.0), rows.scatter_add(tf.IndexedSlices([10.0], [2]))
+    >>> rows.scatter_nd_update([[1]], [5.0]).numpy()
+    array([ 9.,  5., 13.], dtype=float32)
     """
 
     __hash__ = object.__hash__
@@ -60,6 +85,121 @@ class PortedVariable(Variable):
 
     def _is_numpy(self) -> bool:
         return self._replicas.backend.name == "numpy"
+
+    def __getitem__(self, key: Any) -> Any:
+        """A part of the value; `v[0].assign(x)` and `v[1:3].assign(x)` change the variable."""
+        part = super().__getitem__(key)
+        shared = isinstance(self, SyncOnReadVariable) and not is_in_run()
+        if type(part) is not Tensor or shared or not is_slice(key):
+            return part
+        return VariableSlice.of(part, self._update, key)
+
+    def _update(self, change: Change, call: str) -> Any:
+        """Changes the copy of the current replica; outside of `run`, every copy."""
+        if not self._is_numpy():
+            raise UnimplementedError(
+                f"{call}: the variable holds tensors of {self._replicas.backend.name}; assign a "
+                "whole tensor that you made with that framework"
+            )
+        if not isinstance(self, DistributedVariable):
+            return self._assign("assign", change(np.asarray(self.numpy())), True)
+        index = self._replica_here()
+        if index is not None:
+            return self._values[index]._update(change, call)
+        require_own_scope(self._strategy, call)
+        for copy in self._values:
+            copy._update(change, call)
+        return self
+
+    def _scatter(self, how: str, delta: Any) -> Any:
+        call = f"Variable.scatter_{how}"
+        check_slices(delta, call)
+        if isinstance(self, SyncOnReadVariable):
+            raise UnimplementedError(
+                f"{call}: {self.name!r} is ON_READ; use assign, or an ON_WRITE variable"
+            )
+        replica = get_replica_context() if isinstance(self, DistributedVariable) else None
+        if replica is None or self._aggregation is NONE or not is_in_run():
+            return self._update(lambda old: change_rows(how, old, delta, call), call)
+        if how in _WHOLE and self._aggregation is not ONLY_FIRST:
+            raise UnimplementedError(
+                f"{call}: replicas cannot do it with the aggregation {self._aggregation.name}; use "
+                "ONLY_FIRST_REPLICA, or call it outside of Strategy.run"
+            )
+        return replica.merge_call(lambda _, rows: self._scatter_together(how, rows), (delta,))
+
+    def _scatter_together(self, how: str, rows: Any) -> PerReplica:
+        """Changes all copies by the aggregate of the replicas' rows; returns their values."""
+        call, mirrored = f"Variable.scatter_{how}", cast(MirroredVariable, self)
+        rows = mirrored._aggregate_slices(rows, call)
+        self._update(lambda old: change_rows(how, old, rows, call), call)
+        return PerReplica([wrap(copy._current_value()) for copy in mirrored._values])
+
+    def scatter_update(
+        self, sparse_delta: Any, use_locking: bool = False, name: str | None = None
+    ) -> Any:
+        """Replaces rows: those of `IndexedSlices`, at their indices."""
+        return self._scatter("update", sparse_delta)
+
+    def scatter_add(
+        self, sparse_delta: Any, use_locking: bool = False, name: str | None = None
+    ) -> Any:
+        """Adds rows of `IndexedSlices`."""
+        return self._scatter("add", sparse_delta)
+
+    def scatter_sub(
+        self, sparse_delta: Any, use_locking: bool = False, name: str | None = None
+    ) -> Any:
+        """Subtracts rows of `IndexedSlices`."""
+        return self._scatter("sub", sparse_delta)
+
+    def scatter_mul(
+        self, sparse_delta: Any, use_locking: bool = False, name: str | None = None
+    ) -> Any:
+        """Multiplies by rows of `IndexedSlices`."""
+        return self._scatter("mul", sparse_delta)
+
+    def scatter_div(
+        self, sparse_delta: Any, use_locking: bool = False, name: str | None = None
+    ) -> Any:
+        """Divides by rows of `IndexedSlices`."""
+        return self._scatter("div", sparse_delta)
+
+    def scatter_min(
+        self, sparse_delta: Any, use_locking: bool = False, name: str | None = None
+    ) -> Any:
+        """The smaller of the old rows and those of `IndexedSlices`."""
+        return self._scatter("min", sparse_delta)
+
+    def scatter_max(
+        self, sparse_delta: Any, use_locking: bool = False, name: str | None = None
+    ) -> Any:
+        """The larger of the old rows and those of `IndexedSlices`."""
+        return self._scatter("max", sparse_delta)
+
+    def _scatter_nd(self, how: str, indices: Any, updates: Any) -> Any:
+        call = f"Variable.scatter_nd_{how}"
+        return self._update(lambda old: change_entries(how, old, indices, updates, call), call)
+
+    def scatter_nd_update(self, indices: Any, updates: Any, name: str | None = None) -> Any:
+        """Replaces entries: each row of `indices` is the index of one update."""
+        return self._scatter_nd("update", indices, updates)
+
+    def scatter_nd_add(self, indices: Any, updates: Any, name: str | None = None) -> Any:
+        """Adds to entries: each row of `indices` is the index of one update."""
+        return self._scatter_nd("add", indices, updates)
+
+    def scatter_nd_sub(self, indices: Any, updates: Any, name: str | None = None) -> Any:
+        """Subtracts from entries: each row of `indices` is the index of one update."""
+        return self._scatter_nd("sub", indices, updates)
+
+    def gather_nd(self, indices: Any, name: str | None = None) -> Any:
+        """The entries at indices; see `tf.gather_nd`."""
+        return gather_nd(self, indices)
+
+    def sparse_read(self, indices: Any, name: str | None = None) -> Any:
+        """The rows of some numbers; see `tf.gather`."""
+        return gather(self, indices)
 
     def is_initialized(self, name: str | None = None) -> Tensor:
         """True: a variable has its initial value from the start."""

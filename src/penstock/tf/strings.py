@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from penstock.element.dtypes import as_dtype
-from penstock.element.hashing import fingerprint64
+from penstock.element.hashing import fingerprint64, murmur64, sip_hash
 from penstock.element.ragged import Ragged
 from penstock.element.strings import bytes_of
 from penstock.errors import InvalidArgumentError, InvalidTypeError
@@ -35,7 +35,9 @@ __all__ = [
     "split",
     "strip",
     "substr",
+    "to_hash_bucket",
     "to_hash_bucket_fast",
+    "to_hash_bucket_strong",
     "to_number",
     "unicode_decode",
     "unicode_encode",
@@ -309,12 +311,34 @@ def _float(text: bytes) -> float:
 @elementwise
 def to_hash_bucket_fast(input: Any, num_buckets: Any, name: str | None = None) -> Any:
     """The bucket of each string, by the hash that TensorFlow uses."""
+    return _buckets("to_hash_bucket_fast", input, num_buckets, fingerprint64)
+
+
+@elementwise
+def to_hash_bucket(input: Any, num_buckets: Any, name: str | None = None) -> Any:
+    """The bucket of each string, by another hash than that of `to_hash_bucket_fast`."""
+    return _buckets("to_hash_bucket", input, num_buckets, murmur64)
+
+
+@elementwise
+def to_hash_bucket_strong(input: Any, num_buckets: Any, key: Any, name: str | None = None) -> Any:
+    """The bucket of each string, by a hash with a key of two integers."""
+    numbers = [int(number) for number in key]
+    if len(numbers) != 2:
+        raise InvalidArgumentError(
+            f"tf.strings.to_hash_bucket_strong: key must be two integers, got {key!r:.60}"
+        )
+    pair = numbers[0], numbers[1]
+    return _buckets("to_hash_bucket_strong", input, num_buckets, lambda text: sip_hash(text, pair))
+
+
+def _buckets(call: str, input: Any, num_buckets: Any, hashed: Callable[[bytes], int]) -> Any:
     count = int(num_buckets)
     if count < 1:
-        raise InvalidArgumentError(f"tf.strings: num_buckets must be at least 1, got {count}")
-    return _each(
-        "strings.to_hash_bucket_fast", input, lambda text: fingerprint64(text) % count, np.int64
-    )
+        raise InvalidArgumentError(
+            f"tf.strings.{call}: num_buckets must be at least 1, got {count}"
+        )
+    return _each(f"strings.{call}", input, lambda text: hashed(text) % count, np.int64)
 
 
 @elementwise

@@ -55,6 +55,11 @@ class Tensor(np.ndarray[Any, Any]):
     def dtype(self) -> DType:
         return of_numpy(_DTYPE(self))
 
+    @property
+    def backing_device(self) -> str:
+        """The device whose memory holds the values: the same."""
+        return str(self.device)
+
     def get_shape(self) -> TensorShape:
         return self.shape
 
@@ -172,7 +177,7 @@ def to_plain(value: Any) -> Any:
         return {name: to_plain(part) for name, part in value.items()}
     if kind is TensorShape:
         return tuple(value)
-    return value
+    return _VIEW(value, np.ndarray) if isinstance(value, Tensor) else value
 
 
 def plain_key(key: Any) -> Any:
@@ -191,7 +196,7 @@ def plain_key(key: Any) -> Any:
 def to_array(value: Any, dtype: Any = None, call: str = "convert_to_tensor") -> Array:
     """Any value that TensorFlow takes for a tensor, as a plain array; numbers get its dtypes."""
     kind = type(value)
-    if kind is Tensor:
+    if isinstance(value, Tensor):
         value = _VIEW(value, np.ndarray)
         kind = np.ndarray
     if kind is np.ndarray and value.dtype.kind not in "USO":

@@ -413,3 +413,9 @@ def test_a_function_signature_may_hold_specs() -> None:
     assert double(PerReplica((rows, rows)))[1].tolist() == [2.0, 2.0]
     with pytest.raises(TypeError, match="double: value must be PerReplicaSpec"):
         double(PerReplica((rows,)))
+
+
+def test_a_mirrored_value_is_one_numpy_value() -> None:
+    assert Mirrored((np.float32(2), np.float32(2))).numpy() == 2
+    assert Mirrored((np.arange(2), np.arange(2))).numpy().tolist() == [0, 1]
+    assert Mirrored((torch.ones(2), torch.ones(2))).numpy().tolist() == [1, 1]

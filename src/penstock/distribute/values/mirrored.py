@@ -148,6 +148,13 @@ class MirroredVariable(DistributedVariable):
         op = _REDUCTIONS[self._aggregation]
         return reduce_leaf(self._replicas, op, PerReplica(fitting), None, call)
 
+    def _aggregate_slices(self, value: Any, call: str) -> Any:
+        """The aggregate of the `IndexedSlices` that the replicas give."""
+        given = local_values(self._replicas, value, call)
+        if self._aggregation is ONLY_FIRST:
+            return value if given is None else given[0]
+        return reduce_leaf(self._replicas, _REDUCTIONS[self._aggregation], value, None, call)
+
     def _aggregate_common(self, value: Any, call: str) -> Any:
         """The value that all replicas assign as one object; it cannot be summed."""
         if self._aggregation is SUM:

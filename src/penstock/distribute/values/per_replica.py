@@ -102,6 +102,11 @@ class Mirrored(DistributedValues, ActsAsValue):
     def _current_value(self) -> Any:
         return self._values[local_index() or 0]
 
+    def numpy(self) -> Any:
+        """The value as a NumPy array or scalar."""
+        value = self._current_value()
+        return value.numpy() if hasattr(value, "numpy") else np.asarray(value)[()]
+
 
 def _make_mirrored_operator(name: str) -> Callable[[Mirrored, Any], Any]:
     one = getattr(ActsAsValue, f"__{name}__")
