@@ -135,3 +135,23 @@ def test_messages_are_copied_merged_and_cleared():
     assert str(other) == ""
     with pytest.raises(InvalidTypeError, match="Example.CopyFrom: needs a message of its kind"):
         example.CopyFrom(one)
+
+
+def test_parts_are_dicts_of_their_fields():
+    train = tf.train
+    lists = {"int64_list": {"value": [1, 2]}}
+    made = train.Feature(int64_list=train.Int64List(value=[1, 2]))
+    assert train.Feature(**lists) == made
+    assert train.Features(feature={"a": lists}) == train.Features(feature={"a": made})
+    assert train.Example(features={"feature": {"a": lists}}).features.feature["a"] == made
+    steps = train.FeatureList(feature=[lists, made])
+    assert steps == train.FeatureList(feature=[made, made])
+    both = train.SequenceExample(
+        context={"feature": {"a": lists}}, feature_lists={"feature_list": {"b": steps}}
+    )
+    assert both.context.feature["a"] == made
+    assert both.feature_lists.feature_list["b"] == steps
+    with pytest.raises(InvalidTypeError, match="Int64List: needs a message of its kind or a dict"):
+        train.Feature(int64_list=[1])
+    with pytest.raises(InvalidArgumentError, match="Int64List: has no field 'values'; its fields"):
+        train.Feature(int64_list={"values": [1]})

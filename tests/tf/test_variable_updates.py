@@ -1,4 +1,4 @@
-"""Slices of variables that are assigned, and `scatter_*`: what they refuse, and which copies change.
+"""Slices of variables that are assigned, and `scatter_*`: what they refuse and which copies change.
 
 What they compute is compared with TensorFlow by `strategy_programs`.
 """
@@ -46,8 +46,8 @@ def test_a_slice_is_a_tensor_of_its_time() -> None:
     assert np.add(part, part).numpy().tolist() == [2, 4]
     assert np.concatenate([part, part]).tolist() == [1, 2, 1, 2]
     assert tf.stack([part, part]).shape == [2, 2]
-    assert list(tf.data.Dataset.from_tensors(part).as_numpy_iterator())[0].tolist() == [1, 2]
-    assert list(tf.data.Dataset.range(1).map(lambda _: v[1]))[0].numpy().tolist() == [7, 8]
+    assert next(tf.data.Dataset.from_tensors(part).as_numpy_iterator()).tolist() == [1, 2]
+    assert next(iter(tf.data.Dataset.range(1).map(lambda _: v[1]))).numpy().tolist() == [7, 8]
     part.assign([0, 0])
     assert v.numpy().tolist() == [[0, 0], [7, 8]]
 

@@ -206,7 +206,7 @@ class CheckpointStatus:
 
 
 def _check_kind(name: str, value: Any) -> None:
-    is_known = _is_variable(value) or _has_state(value)
+    is_known = _is_variable(value) or _has_state(value) or hasattr(value, "_checkpoint_parts")
     if not is_known and not isinstance(value, Checkpoint | dict | list):
         raise InvalidTypeError(
             f"tf.train.Checkpoint: {name} must be an iterator, a variable or an object with "
@@ -218,7 +218,13 @@ def _has_state(value: Any) -> bool:
     return hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
 
 
+def _parts_of(value: Any) -> Any:
+    """An object that consists of others, such as a `tf.Module`, as a dict of them."""
+    return value._checkpoint_parts() if hasattr(value, "_checkpoint_parts") else value
+
+
 def _state_of(value: Any) -> Any:
+    value = _parts_of(value)
     if _is_variable(value):
         return {"variable": value.numpy()}
     if isinstance(value, Checkpoint):
@@ -232,6 +238,7 @@ def _state_of(value: Any) -> Any:
 
 def _load_into(name: str, value: Any, saved: Any) -> None:
     ((kind, state),) = saved.items()
+    value = _parts_of(value)
     if isinstance(value, Checkpoint):
         value._load(state)
     elif isinstance(value, dict | list):

@@ -1,7 +1,8 @@
 """The hashes of TensorFlow's buckets of strings.
 
 `fingerprint64` is FarmHash's Fingerprint64 (`to_hash_bucket_fast`), `murmur64` a MurmurHash
-(`to_hash_bucket`) and `sip_hash` SipHash-2-4, which has a key (`to_hash_bucket_strong`). Buckets are stored with models, so every bit must be that of TensorFlow.
+(`to_hash_bucket`) and `sip_hash` SipHash-2-4, which has a key (`to_hash_bucket_strong`). Buckets
+are stored with models, so every bit must be that of TensorFlow.
 """
 
 from __future__ import annotations

@@ -193,6 +193,7 @@ from penstock.tf.elementwise import (
     truncatemod,
 )
 from penstock.tf.missing_operations import missing_from_tf
+from penstock.tf.modules import Module
 from penstock.tf.ported_variables import PortedVariable as Variable
 from penstock.tf.ragged_values import RaggedTensor, SparseTensor
 from penstock.tf.reductions import (
@@ -251,6 +252,7 @@ __all__ = [
     "train",
     "DType",
     "IndexedSlices",
+    "Module",
     "OptionalSpec",
     "RaggedTensor",
     "RaggedTensorSpec",

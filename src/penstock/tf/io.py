@@ -176,16 +176,12 @@ def decode_and_crop_jpeg(
 
 def decode_jpeg(contents: Any, channels: int = 0, ratio: int = 1, **_: Any) -> Tensor:
     """The pixels of a JPEG image."""
-    if ratio != 1:
-        raise InvalidArgumentError(f"tf.io.decode_jpeg: ratio must be 1, got {ratio}; resize it")
-    return as_tensor(plain.decode_jpeg(_bytes(contents), channels))
+    return as_tensor(plain.decode_jpeg(_bytes(contents), channels, ratio))
 
 
 def decode_png(contents: Any, channels: int = 0, dtype: Any = np.uint8, name: Any = None) -> Tensor:
     """The pixels of a PNG image."""
-    if as_dtype(dtype).name != "uint8":
-        raise InvalidArgumentError(f"tf.io.decode_png: dtype must be uint8, got {dtype!r}")
-    return as_tensor(plain.decode_png(_bytes(contents), channels))
+    return as_tensor(plain.decode_png(_bytes(contents), channels, dtype))
 
 
 def decode_image(

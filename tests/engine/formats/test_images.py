@@ -60,6 +60,18 @@ def test_both_decoders_of_jpeg_agree(file, monkeypatch):
         np.testing.assert_array_equal(np.asarray(image.convert("RGB")), fast)
 
 
+@pytest.mark.parametrize("ratio", [2, 4, 8])
+@pytest.mark.parametrize("shape", [(40, 30, 3), (21, 19, 1)], ids=str)
+def test_a_smaller_jpeg_is_decoded_at_once(shape, ratio, decoder):
+    ramp = np.add.outer(np.arange(shape[0]), np.arange(shape[1])).astype(np.uint8) * 2
+    data = io.encode_jpeg(np.repeat(ramp[:, :, None], shape[2], axis=2))
+    small = io.decode_jpeg(data, ratio=ratio)
+    assert small.shape == (-(-shape[0] // ratio), -(-shape[1] // ratio), shape[2])
+    inside = small[:-1, :-1].astype(int)
+    middle = ramp[ratio // 2 :: ratio, ratio // 2 :: ratio, None][: len(inside), : inside.shape[1]]
+    assert np.abs(inside - middle).max() <= ratio + 2
+
+
 def test_floats_are_between_0_and_1():
     pixels = io.decode_image(FILES["colour.png"], dtype="float32")
     assert pixels.dtype == np.float32
@@ -122,7 +134,17 @@ PIXELS = np.zeros((2, 2, 3), np.uint8)
         (
             lambda: io.decode_image(FILES["grey.png"], dtype="int32"),
             InvalidArgumentError,
-            "dtype must be uint8 or a float, got int32",
+            "dtype must be uint8, uint16 or a float, got int32",
+        ),
+        (
+            lambda: io.decode_png(FILES["grey.png"], dtype="int32"),
+            InvalidArgumentError,
+            "io.decode_png: dtype must be uint8 or uint16, got int32",
+        ),
+        (
+            lambda: io.decode_jpeg(FILES["grey.jpg"], ratio=3),
+            InvalidArgumentError,
+            "io.decode_jpeg: ratio must be 1, 2, 4 or 8, got 3",
         ),
         (lambda: io.encode_png(PIXELS[0]), InvalidArgumentError, r"with 1 or 2 or 3 or 4 channels"),
         (lambda: io.encode_jpeg(PIXELS * 1.0), InvalidTypeError, "dtype uint8, got float64"),

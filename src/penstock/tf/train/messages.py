@@ -7,8 +7,9 @@ is written and printed, also an empty one; a part that was only looked at is not
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, ClassVar
 
 import numpy as np
@@ -111,6 +112,23 @@ class _SerializedMessage(ABC):
 
     def __hash__(self) -> int:
         return id(self)
+
+
+def _part(kind: type[Any], given: Any) -> Any:
+    """A part of a message: of its kind, or made of a dict of its fields."""
+    if type(given) is kind or isinstance(given, kind):
+        return given
+    if not isinstance(given, dict):
+        raise InvalidTypeError(
+            f"{kind.__name__}: needs a message of its kind or a dict of its fields, got "
+            f"{given!r:.60}"
+        )
+    fields = inspect.signature(kind).parameters
+    if wrong := [name for name in given if name not in fields]:
+        raise InvalidArgumentError(
+            f"{kind.__name__}: has no field {wrong[0]!r:.40}; its fields are {', '.join(fields)}"
+        )
+    return kind(**given)
 
 
 class _ValueList(_SerializedMessage):
@@ -239,18 +257,18 @@ class TrainFeature(_SerializedMessage):
 
     def __init__(
         self,
-        bytes_list: BytesList | None = None,
-        float_list: FloatList | None = None,
-        int64_list: Int64List | None = None,
+        bytes_list: BytesList | dict[str, Any] | None = None,
+        float_list: FloatList | dict[str, Any] | None = None,
+        int64_list: Int64List | dict[str, Any] | None = None,
     ) -> None:
         self._lists: dict[str, _ValueList] = {}
         self._offered: dict[str, _ValueList] = {}
         if bytes_list is not None:
-            self._lists["bytes_list"] = bytes_list
+            self._lists["bytes_list"] = _part(BytesList, bytes_list)
         if float_list is not None:
-            self._lists["float_list"] = float_list
+            self._lists["float_list"] = _part(FloatList, float_list)
         if int64_list is not None:
-            self._lists["int64_list"] = int64_list
+            self._lists["int64_list"] = _part(Int64List, int64_list)
 
     def __getattr__(self, name: str) -> _ValueList:
         if name not in _LISTS:
@@ -313,11 +331,11 @@ class TrainFeature(_SerializedMessage):
 class _Entries(dict[str, Any]):
     """The map of a message: a missing entry is made when it is read."""
 
-    def __init__(self, make: Callable[[], Any], given: Any = None) -> None:
+    def __init__(self, make: type[Any], given: Any = None) -> None:
         super().__init__()
         self._make = make
         for key, value in (given or {}).items():
-            self[key if type(key) is str else bytes_of(key).decode()] = value
+            self[key if type(key) is str else bytes_of(key).decode()] = _part(make, value)
 
     def __missing__(self, key: str) -> Any:
         self[key] = self._make()
@@ -362,7 +380,7 @@ class FeatureList(_SerializedMessage):
     """The features of the steps of a sequence."""
 
     def __init__(self, feature: Iterable[TrainFeature] = ()) -> None:
-        self.feature = _Steps(feature)
+        self.feature = _Steps(_part(TrainFeature, one) for one in feature)
 
     def as_values(self) -> list[Values | None]:
         return [step.as_values() for step in self.feature]
@@ -438,8 +456,8 @@ class Example(_Whole):
     }
     """
 
-    def __init__(self, features: Features | None = None) -> None:
-        self.features = features if features is not None else Features()
+    def __init__(self, features: Features | dict[str, Any] | None = None) -> None:
+        self.features = Features() if features is None else _part(Features, features)
         self._given = frozenset(() if features is None else ("features",))
 
     def SerializeToString(self, deterministic: bool | None = None) -> bytes:  # noqa: N802
@@ -458,10 +476,14 @@ class SequenceExample(_Whole):
     """An example with a context and lists of features."""
 
     def __init__(
-        self, context: Features | None = None, feature_lists: FeatureLists | None = None
+        self,
+        context: Features | dict[str, Any] | None = None,
+        feature_lists: FeatureLists | dict[str, Any] | None = None,
     ) -> None:
-        self.context = context if context is not None else Features()
-        self.feature_lists = feature_lists if feature_lists is not None else FeatureLists()
+        self.context = Features() if context is None else _part(Features, context)
+        self.feature_lists = (
+            FeatureLists() if feature_lists is None else _part(FeatureLists, feature_lists)
+        )
         given = {"context": context, "feature_lists": feature_lists}
         self._given = frozenset(name for name, part in given.items() if part is not None)
 
