@@ -35,6 +35,8 @@ _INSTEAD = {
     "one_hot": f"write numpy.eye(depth)[x]; {_PORTED}",
     "train": f"a position is saved with iterator.state_dict(); {_PORTED}",
     "keras": "import keras; Dataset.as_keras() delivers batches to it",
+    "Module": f"use the modules of your training framework; {_PORTED}",
+    "IndexedSlices": f"pass indices and values as a pair; {_PORTED}",
     "executing_eagerly": "functions are Python and always run as they are written",
     **dict.fromkeys(
         "math linalg reduce_max reduce_min reduce_any reduce_all reshape concat stack unstack "
@@ -61,7 +63,7 @@ _INSTEAD = {
         _NUMPY,
     ),
     **dict.fromkeys(
-        "nn optimizers losses metrics GradientTape Module saved_model summary compat "
+        "nn optimizers losses metrics GradientTape saved_model summary compat "
         "stop_gradient device Graph".split(),
         _FRAMEWORK,
     ),

@@ -610,3 +610,20 @@ def test_a_state_does_not_move_to_a_shared_job_or_another_dataset(cluster: Any) 
         other = iter(mirrored(2).experimental_distribute_dataset(dataset))
         with pytest.raises(ValueError, match="was saved by another pipeline"):
             other.load_state_dict(iterator.state_dict())
+
+
+@pytest.mark.parametrize(("drop", "total"), [(True, 120.0), (False, 190.0)])
+def test_ragged_rows_do_not_keep_an_incomplete_last_step(drop: bool, total: float) -> None:
+    lengths = np.arange(20) % 4
+    rows = tf.Ragged.from_rows([np.full(n, float(i)) for i, n in enumerate(lengths)])
+
+    def make(context: tf.distribute.InputContext) -> tf.data.Dataset:
+        dense = np.arange(20.0)
+        return tf.data.Dataset.from_tensor_slices((dense, rows)).batch(4, drop_remainder=drop)
+
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    found = [
+        strategy.run(lambda pair: pair[0].sum(), args=(step,)).values
+        for step in strategy.distribute_datasets_from_function(make)
+    ]
+    assert sum(map(sum, found)) == total

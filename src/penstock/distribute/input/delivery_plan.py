@@ -76,9 +76,12 @@ class DeliveryPlan:
     @cached_property
     def drops_incomplete(self) -> bool:
         """Whether a step is left out if some replica has no portion of the expected shape."""
-        return self.is_endless or (
-            portion_rules.is_static(self.portion) and self.replicas.workers == 1
-        )
+        if self.is_endless or self.replicas.workers > 1:
+            return self.is_endless
+        # Of ragged values TensorFlow looks at the number of rows only. Samples do not fix that.
+        if not self.is_sampled and portion_rules.has_static_rows(self.portion):
+            return True
+        return portion_rules.is_static(self.portion)
 
     @cached_property
     def sampled_shapes(self) -> tuple[TensorShape | None, ...]:

@@ -215,6 +215,14 @@ def is_static(spec: Any) -> bool:
     return all(isinstance(leaf, TensorSpec) and leaf.shape.known for leaf in tensors)
 
 
+def has_static_rows(spec: Any) -> bool:
+    """Whether no dimension is unknown, except those inside of ragged rows."""
+    leaves = [leaf for leaf in nest.flatten(spec)[0] if not isinstance(leaf, NoneTensorSpec)]
+    ragged = [leaf for leaf in leaves if isinstance(leaf, RaggedTensorSpec)]
+    others = [leaf for leaf in leaves if not isinstance(leaf, RaggedTensorSpec)]
+    return is_static(tuple(others)) and all(TensorShape(leaf.shape)[0] is not None for leaf in ragged)
+
+
 def blank_leaves(spec: Any) -> list[Any]:
     """The leaves of a portion without data: no rows; single values are zero or empty."""
     return [_blank_leaf(leaf) for leaf in nest.flatten(spec)[0]]
