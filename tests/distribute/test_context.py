@@ -151,6 +151,7 @@ def test_set_strategy(two: MirroredStrategy) -> None:
         with pytest.raises(FailedPreconditionError, match="Strategy.scope: called under the scope"):
             OneDeviceStrategy("CPU:0").scope().__enter__()
         with two.scope():
+            experimental_set_strategy(None)
             assert get_strategy() is two
     finally:
         experimental_set_strategy(None)

@@ -123,7 +123,7 @@ def test_nothing_for_all_replicas_inside_of_one(call: str) -> None:
         "run": lambda: strategy.run(lambda: 1),
         "reduce": lambda: strategy.reduce("SUM", 1, None),
         "gather": lambda: strategy.gather(1, 0),
-        "scope": strategy.scope,
+        "scope": lambda: strategy.scope().__enter__(),
     }
     message = f"Strategy.{call}: called inside Strategy.run, as replica 0; call it outside, or"
     with pytest.raises(FailedPreconditionError, match=message):

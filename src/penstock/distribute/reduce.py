@@ -154,7 +154,9 @@ def _tensor(replicas: Replicas, value: Any, index: int, call: str) -> Any:
 def _add_all(replicas: Replicas, tensors: Sequence[Any], call: str) -> Any:
     _check_shapes(tensors, call)
     total = add_tensors(replicas.backend, tensors, replicas.devices[0].handle)
-    return total if replicas.collectives is None else replicas.collectives.all_reduce(total)
+    if replicas.collectives is None:
+        return total
+    return as_kind_of(total, replicas.collectives.all_reduce(total))
 
 
 def add_tensors(backend: Backend, tensors: Sequence[Any], handle: Handle) -> Any:
@@ -170,7 +172,8 @@ def _gather_from_workers(replicas: Replicas, tensor: Any) -> list[Any]:
     if replicas.collectives is None:
         return [tensor]
     arrays = replicas.collectives.gather(np.asarray(replicas.backend.numpy(tensor)))
-    return [replicas.backend.put(array, replicas.devices[0].handle) for array in arrays]
+    handle = replicas.devices[0].handle
+    return [as_kind_of(tensor, replicas.backend.put(array, handle)) for array in arrays]
 
 
 def _check_shapes(tensors: Sequence[Any], call: str) -> None:

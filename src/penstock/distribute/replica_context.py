@@ -305,7 +305,7 @@ def experimental_set_strategy(strategy: Any) -> None:
     >>> experimental_set_strategy(None)
     """
     require_outside_run("experimental_set_strategy")
-    if _standpoint.get() is not None:
+    if _standpoint.get() is not None and _everywhere.get() is None:
         raise FailedPreconditionError(
             "experimental_set_strategy: called under the scope of a strategy; call it outside of "
             "every scope"

@@ -11,6 +11,7 @@ import penstock as tf
 from penstock.distribute.cluster_resolver import SimpleClusterResolver
 from penstock.distribute.multiworker import MultiWorkerMirroredStrategy
 from penstock.distribute.replica_context import get_replica_context
+from penstock.tf.values import as_tensor
 
 ROWS, BATCH, RATE = 52, 8, 0.05
 SUM, MEAN = tf.VariableAggregation.SUM, tf.VariableAggregation.MEAN
@@ -187,6 +188,23 @@ def _filled(strategy: Any, dtype: str, size: int) -> Any:
     if strategy._replicas.backend.name == "torch":
         return strategy._replicas.backend.put(array, "cpu").to(getattr(sys.modules["torch"], dtype))
     return array.astype(tf.as_dtype(dtype).as_numpy_dtype)
+
+
+def tensors(strategy: Any) -> Any:
+    """Which kinds of values come back of tensors that were given."""
+    if strategy._replicas.backend.name != "numpy":
+        return ["Tensor"] * 4
+    one = as_tensor(np.ones(1, np.float32))
+    made = strategy.run(lambda: as_tensor(np.ones(1, np.float32)))
+    found = strategy.run(
+        lambda: (
+            get_replica_context().all_reduce("SUM", one),
+            get_replica_context().all_gather(one, 0),
+        )
+    )
+    results = strategy.reduce("SUM", made, axis=None), strategy.gather(made, axis=0)
+    each = [strategy.experimental_local_results(value)[0] for value in found]
+    return [type(value).__name__ for value in (*results, *each)]
 
 
 def again(strategy: Any) -> Any:

@@ -34,7 +34,7 @@ from penstock.errors import (
 from tests.distribute.workers import team_programs
 from tests.distribute.workers.team import Said, addresses, run_processes, run_team
 
-PROGRAMS = "place train portions reductions variables arrays disagreements again".split()
+PROGRAMS = "place train portions reductions tensors variables arrays disagreements again".split()
 PAIR = Membership((Member("worker 0", "localhost:1"), Member("worker 1", "")), 1)
 
 
@@ -67,6 +67,10 @@ def test_same_weights_as_one_replica_with_the_whole_batch(team: list[Said]) -> N
         np.testing.assert_allclose(found["weights"][0], alone["weights"][0], 1e-4)
         np.testing.assert_allclose(found["losses"], alone["losses"], 1e-3, 1e-4)
     assert len(alone["losses"]) == 2 * 7
+
+
+def test_tensors_stay_tensors(team: list[Said]) -> None:
+    assert [one["tensors"] for one in team] == [["Tensor"] * 4] * 2
 
 
 def test_uneven_data_has_equal_steps_and_every_element_once(team: list[Said]) -> None:

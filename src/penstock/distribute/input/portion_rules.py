@@ -220,7 +220,9 @@ def has_static_rows(spec: Any) -> bool:
     leaves = [leaf for leaf in nest.flatten(spec)[0] if not isinstance(leaf, NoneTensorSpec)]
     ragged = [leaf for leaf in leaves if isinstance(leaf, RaggedTensorSpec)]
     others = [leaf for leaf in leaves if not isinstance(leaf, RaggedTensorSpec)]
-    return is_static(tuple(others)) and all(TensorShape(leaf.shape)[0] is not None for leaf in ragged)
+    return is_static(tuple(others)) and all(
+        TensorShape(leaf.shape)[0] is not None for leaf in ragged
+    )
 
 
 def blank_leaves(spec: Any) -> list[Any]:
