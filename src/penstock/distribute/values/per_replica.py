@@ -92,6 +92,8 @@ class Mirrored(DistributedValues, ActsAsValue):
 
     >>> Mirrored((np.float32(2), np.float32(2))) + 1
     np.float32(3.0)
+    >>> Mirrored((np.arange(2), np.arange(2))).numpy()
+    array([0, 1])
     """
 
     __slots__ = ()

@@ -108,6 +108,8 @@ class Variable(ActsAsValue):
     (array([5., 6.], dtype=float32), [5.0, 6.0], np.float32(11.0))
     >>> v.get_shape(), v.dtype, v.device
     ((2,), dtype('float32'), '/job:localhost/replica:0/task:0/device:CPU:0')
+    >>> v.distribute_strategy is replica_context.get_strategy()
+    True
     """
 
     def __new__(
