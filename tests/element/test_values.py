@@ -47,6 +47,38 @@ def test_a_function_must_not_return_them_either() -> None:
         ds[3]
 
 
+OTHER_ORDER = np.array([[1, 2], [3, 4]], np.dtype(np.int32).newbyteorder())
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Dataset.from_tensors(OTHER_ORDER),
+        lambda: Dataset.from_tensor_slices(OTHER_ORDER),
+        lambda: Dataset.from_tensor_slices({"a": OTHER_ORDER}).map(lambda row: row["a"]),
+        lambda: Dataset.from_tensors(Ragged.from_row_splits(OTHER_ORDER, [0, 0, 2])),
+        lambda: Dataset.from_tensors(
+            Ragged.from_row_splits(Ragged.from_row_splits(OTHER_ORDER, [0, 1, 2]), [0, 2])
+        ),
+        lambda: Dataset.range(2).map(lambda _: OTHER_ORDER),
+        lambda: Dataset.range(2).map(lambda _: (OTHER_ORDER, OTHER_ORDER)).map(lambda a, b: b),
+        lambda: Dataset.range(2).map(lambda _: OTHER_ORDER).unbatch(),
+        lambda: Dataset.range(2).map(lambda _: OTHER_ORDER).batch(2),
+        lambda: Dataset.range(1, 3).map(
+            lambda rows: rows[:, None].astype(OTHER_ORDER.dtype), vectorized=True
+        ),
+        lambda: Dataset.range(2).scan(OTHER_ORDER, lambda state, _: (state, state)),
+    ],
+)
+def test_elements_have_the_byte_order_of_the_machine(make: Any) -> None:
+    ds = make()
+    for element in ds:
+        assert element.dtype.isnative
+        assert element.dtype == ds.element_spec.dtype.as_numpy_dtype == np.int32
+        values = element.flat_values if isinstance(element, Ragged) else element
+        assert set(values.ravel().tolist()) <= {1, 2, 3, 4}
+
+
 def test_bfloat16_is_one_of_them() -> None:
     array = np.zeros(3, ml_dtypes.bfloat16)
     assert as_value(array) is array

@@ -101,6 +101,7 @@ def datasets():
         Dataset.from_tensor_slices(Place([1, 2], [3, 4])),
         Dataset.from_tensor_slices(Ragged.from_rows([[1], [2, 3]])),
         Dataset.from_tensor_slices(np.zeros((3, 0, 2), np.float16)),
+        Dataset.from_tensor_slices(np.array([1, 2], np.dtype(np.int32).newbyteorder())),
         Dataset.from_tensors((np.bool_(True), b"\xff\x00")),
         Dataset.zip({"a": ten, "b": (ten, ten)}),
         Dataset.choose_from_datasets([ten, ten], Dataset.range(2)),

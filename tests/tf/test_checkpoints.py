@@ -238,3 +238,11 @@ def test_the_counter_counts_every_save(tmp_path):
     names = [manager.save(), manager.save(checkpoint_number=7), manager.save()]
     assert [name.rpartition("-")[2] for name in names] == ["1", "7", "3"]
     assert checkpoint.save_counter.numpy() == 3
+
+
+def test_values_in_the_other_byte_order_are_restored(tmp_path):
+    value = np.array([1, 2], np.dtype(np.int32).newbyteorder())
+    path = tf.train.Checkpoint(step=tf.Variable(value)).save(tmp_path / "c")
+    again = tf.Variable([0, 0])
+    tf.train.Checkpoint(step=again).restore(path)
+    assert again.numpy().tolist() == [1, 2]

@@ -14,6 +14,7 @@ import numpy as np
 
 from penstock.element.chunk import Chunk
 from penstock.element.columns import Column
+from penstock.element.dtypes import to_native
 from penstock.element.values import as_value
 
 Array = np.ndarray[Any, Any]
@@ -108,11 +109,6 @@ def own_rows(array: Array, alone: bool, handle: None) -> list[Array]:
     if not may_keep_memory(array, alone):
         array = to_native(array).copy()
     return [array[i, ...] for i in range(len(array))]
-
-
-def to_native(array: Array) -> Array:
-    """The array in the byte order of this machine."""
-    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
 class Sharing:

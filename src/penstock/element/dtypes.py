@@ -143,19 +143,27 @@ def of_numpy(dtype: np.dtype[Any]) -> DType:
 
 
 def check_supported(value: Any) -> Any:
-    """Returns an array or NumPy scalar of numbers; raises InvalidTypeError for other dtypes."""
-    dtype = value.dtype
-    if not is_number(dtype):
-        raise InvalidTypeError(
-            f"penstock: {dtype} is not a data type of elements; {_remedy(dtype)}; "
-            f"there are {_all_names()}"
-        )
-    return value
+    """Returns an array or NumPy scalar of numbers; raises InvalidTypeError for other dtypes.
+
+    An array whose bytes are in the other order is copied into the order of this machine.
+    """
+    value = to_native(value)
+    if is_number(dtype := value.dtype):
+        return value
+    raise InvalidTypeError(
+        f"penstock: {dtype} is not a data type of elements; {_remedy(dtype)}; "
+        f"there are {_all_names()}"
+    )
+
+
+def to_native(array: Any) -> Any:
+    """The array or NumPy scalar in the byte order of this machine."""
+    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
 def is_number(dtype: np.dtype[Any]) -> bool:
     """Whether an array of this dtype can be a leaf without conversion; strings cannot."""
-    return dtype.char in _CHARS or dtype.name == "bfloat16"
+    return dtype.isnative and (dtype.char in _CHARS or dtype.name == "bfloat16")
 
 
 _CHARS = frozenset("?bhilqBHILQefdFD")

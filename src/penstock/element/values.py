@@ -46,7 +46,7 @@ def _as_leaf(value: Any) -> Any:
     if value is None or kind is bytes or is_opaque(value):
         return value
     if isinstance(value, Ragged):
-        return value if value.dtype.kind == "O" else check_supported(value)
+        return value if value.dtype.kind == "O" else _from_ragged(value)
     if isinstance(value, bool):
         return np.bool_(value)
     if isinstance(value, int):
@@ -110,6 +110,12 @@ def _from_int(value: int) -> Any:
 def _from_array(array: np.ndarray[Any, Any]) -> Any:
     array = strings.from_array(array) if array.dtype.kind in "SUO" else check_supported(array)
     return array if array.ndim else array[()]
+
+
+def _from_ragged(ragged: Ragged) -> Ragged:
+    values = ragged.values
+    made = _from_ragged(values) if isinstance(values, Ragged) else check_supported(values)
+    return ragged if made is values else Ragged(made, ragged.row_splits)
 
 
 def _advice(kinds: Iterable[type]) -> str:

@@ -21,7 +21,7 @@ from penstock.element.descriptions import (
     structure_from_json,
     structure_to_json,
 )
-from penstock.element.dtypes import DType, as_dtype, is_number
+from penstock.element.dtypes import DType, as_dtype, is_number, to_native
 from penstock.element.ragged import Ragged
 from penstock.element.spec import DatasetSpec, OptionalSpec, TensorShape, TypeSpec
 from penstock.errors import InvalidArgumentError
@@ -125,6 +125,7 @@ class ValueEncoder:
             return {"scalar": self._array(np.asarray(value))}
         if value.dtype == object:
             return {"strings": [list(value.shape), [self.value(x) for x in value.ravel().tolist()]]}
+        value = to_native(value)  # `dtype.name` does not tell the order of the bytes.
         if not is_number(value.dtype):
             raise InvalidArgumentError(f"an array of {value.dtype} cannot be sent without a pickle")
         if is_large(value) and (reference := self._refer(value)) is not None:

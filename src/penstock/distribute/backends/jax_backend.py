@@ -16,9 +16,10 @@ import numpy as np
 from penstock.delivery import Delivery
 from penstock.delivery.jax_berths import Handle
 from penstock.delivery.jax_delivery import open_delivery
-from penstock.delivery.moving import array_of, to_native
+from penstock.delivery.moving import array_of
 from penstock.distribute.backends import jax_global
 from penstock.distribute.backends.jax_compiled import run_compiled
+from penstock.element.dtypes import to_native
 
 _KINDS = {"cpu": "CPU", "gpu": "GPU", "cuda": "GPU", "rocm": "GPU", "tpu": "TPU"}
 

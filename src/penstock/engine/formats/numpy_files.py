@@ -19,7 +19,7 @@ from numpy.lib import format as npy
 from penstock.element import nest, strings
 from penstock.element.chunk import Chunk
 from penstock.element.columns import Array
-from penstock.element.dtypes import of_numpy
+from penstock.element.dtypes import of_numpy, to_native
 from penstock.element.dtypes import string as string_dtype
 from penstock.element.index import Index, array_of, slice_of
 from penstock.element.spec import TensorSpec
@@ -268,4 +268,4 @@ def _as_array(column: Array) -> Array:
 def _plain(column: Any) -> Any:
     if column.dtype.kind in "SU":
         return strings.from_array(column)
-    return column if column.dtype.isnative else column.astype(column.dtype.newbyteorder("="))
+    return to_native(column)
