@@ -169,6 +169,13 @@ def arrays(strategy: Any) -> Any:
         "small": [one.tolist() for one in collectives.gather(np.array([worker == 0, True]))],
         "broadcast": [str(broadcast.dtype), float(broadcast[-1])],
         "broadcast_small": int(collectives.broadcast(np.array(worker + 5))),
+        "other_order": [
+            [
+                int(collectives.gather(np.full(size, 7 + worker, ">i4"))[1][-1])
+                for size in (3, 2000)
+            ],
+            [int(collectives.broadcast(np.full(size, 7, ">i4"))[-1]) for size in (3, 2000)],
+        ],
     }
 
 
@@ -180,6 +187,9 @@ def sums(strategy: Any) -> Any:
             total = strategy._replicas.collectives.all_reduce(_filled(strategy, dtype, size))
             name = str(total.dtype).removeprefix("torch.")
             found[f"{dtype}{size}"] = [name, complex(total[-1]).real, len(total)]
+    for size in (3, 2000):
+        total = strategy._replicas.collectives.all_reduce(np.full(size, 1.5, ">f4"))
+        found[f"other_order{size}"] = [str(total.dtype), float(total[-1]), len(total)]
     return found
 
 

@@ -109,6 +109,7 @@ def test_arrays_arrive_as_they_were(team: list[Said]) -> None:
             "small": [[True, True], [False, True]],
             "broadcast": ["float64", 0.1],
             "broadcast_small": 5,
+            "other_order": [[8, 8], [7, 7]],
         }
 
 
@@ -148,6 +149,7 @@ def test_a_second_strategy_in_the_same_processes(team: list[Said]) -> None:
 def test_sums_of_all_dtypes(team: list[Said]) -> None:
     sizes, dtypes = (3, 2000), ("int8", "int16", "float16", "bfloat16", "float64", "complex64")
     expected = {f"{dtype}{size}": [dtype, 3.0, size] for dtype in dtypes for size in sizes}
+    expected |= {f"other_order{size}": ["float32", 3.0, size] for size in sizes}
     for one in team:
         assert one["sums"] == expected
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from penstock.delivery import Tensor
 from penstock.distribute.workers.cluster import Member, Membership
-from penstock.element.dtypes import as_dtype
+from penstock.element.dtypes import as_dtype, to_native
 from penstock.errors import (
     DeadlineExceededError,
     DisagreementError,
@@ -126,7 +126,7 @@ class Peers(ABC):
 
     def gather(self, array: Array) -> list[Array]:
         """Every process's array (shapes may differ, dtypes not), in the order of the workers."""
-        array = np.asarray(array)
+        array = to_native(np.asarray(array))
         mine = pack("gather", array, self._call)
         with self._lock:
             parcels = self._compare_labels(mine)
@@ -139,6 +139,8 @@ class Peers(ABC):
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         """The sum of every process's tensor (one shape, one dtype), on this tensor's device."""
+        if isinstance(tensor, np.ndarray):
+            tensor = to_native(tensor)
         array = self._as_small_array(tensor)
         if array is not None:
             mine = pack("all_reduce", array, self._call)
@@ -154,7 +156,7 @@ class Peers(ABC):
 
     def broadcast(self, array: Array) -> Array:
         """The array of worker 0; every worker passes an array of the same shape and dtype."""
-        array = np.asarray(array)
+        array = to_native(np.asarray(array))
         mine = pack("broadcast", array, self._call)
         with self._lock:
             parcels = self._compare_labels(mine)
