@@ -129,3 +129,10 @@ def test_a_program_ends_while_daemon_threads_flatten() -> None:
     )
     assert ended.returncode == 1, ended.stderr
     assert ended.stderr.endswith("ValueError: the end\n")
+
+
+def test_equal_structures_keep_the_order_of_their_own_keys() -> None:
+    for keys in ("ba", "ab", "cab"):
+        tree = nest.flatten(dict.fromkeys(keys, 0))[1]
+        grafted = nest.graft(tree, (nest.LEAF,) * len(keys))
+        assert list(nest.unflatten(grafted, range(len(keys)))) == list(keys)

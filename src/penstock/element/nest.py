@@ -129,9 +129,17 @@ def map_structure(function: Callable[..., Any], first: Any, *more: Any) -> Any:
     return unflatten(tree, results)
 
 
-@lru_cache(maxsize=256)
 def graft(tree: Tree, parts: tuple[Tree, ...]) -> Tree:
     """`tree` with its leaves replaced by the structures `parts`."""
+    for part in parts:
+        if part != LEAF:
+            return _graft(tree, parts)
+    # Not by the cache: trees that differ only in the order of their keys are equal.
+    return tree
+
+
+@lru_cache(maxsize=256)
+def _graft(tree: Tree, parts: tuple[Tree, ...]) -> Tree:
     return flatten(unflatten(tree, [unflatten(part, [0] * part.num_leaves) for part in parts]))[1]
 
 
