@@ -13,6 +13,7 @@ from penstock.data import Dataset
 from penstock.data.experimental import service
 from penstock.data.iterator import _close_all as exit_of_the_program
 from penstock.errors import FailedPreconditionError
+from penstock.service.host import worker_server
 from tests.integration.clusters import Calls, Cluster, settled, until
 
 NAMES = (f"shared {number}" for number in range(10**6))
@@ -221,6 +222,24 @@ def test_static_policies_give_every_worker_its_share():
         for dataset in (hinted, hinted.flat_map(Dataset.from_tensors)):
             made = dataset.apply(cluster.distribute(service.ShardingPolicy.HINT))
             assert sorted(map(int, made)) == list(range(10))
+
+
+def test_local_readers_get_the_parts_of_the_workers_on_their_host(monkeypatch):
+    with Cluster(0, worker_addresses=["localhost"] * 3) as cluster:
+        cluster.workers.append(cluster.join())
+        with monkeypatch.context() as elsewhere:
+            elsewhere.setattr(worker_server, "host_id", lambda: "another host")
+            cluster.workers.append(cluster.join())
+        cluster.workers.append(cluster.join())
+        part = cluster.distribute(service.ShardingPolicy.DATA, target_workers="LOCAL")
+        made = Dataset.range(12).apply(part)
+        assert sorted(map(int, made)) == [0, 2, 3, 5, 6, 8, 9, 11]
+        reader = iter(made)
+        before = [int(next(reader)) for _ in range(3)]
+        resumed = iter(made)
+        resumed.load_state_dict(reader.state_dict())
+        assert sorted([*before, *map(int, resumed)]) == [0, 2, 3, 5, 6, 8, 9, 11]
+        reader.close()
 
 
 def test_operators_may_run_on_the_share_of_each_worker():

@@ -1,5 +1,8 @@
 """Places: who makes which stream as workers come, go, and cannot be reached."""
 
+import pytest
+
+from penstock.errors import InvalidArgumentError
 from penstock.service.logic.state import Settings
 from penstock.service.protocol.messages import Leave, LeaveWorker, StreamRange, WorkerHeartbeat
 from tests.service.logic.world import DATA, OFF, SINGLE, SPLIT, World
@@ -232,3 +235,44 @@ def test_a_local_stream_does_not_leave_its_host() -> None:
     assert world.places("a") == {0: "w", 1: "w"}
     world.ask(LeaveWorker("w"))
     assert world.places("a") == {0: None, 1: None}
+
+
+def shares(*workers: tuple[str, str, str]) -> World:
+    """Workers by name, address and host; the dispatcher lists two on `h` and one on `g`."""
+    world = World(Settings(worker_addresses=("h", "g", "h"), worker_timeout=5.0))
+    for worker, address, host in workers:
+        world.worker(worker, address, host=host)
+    world.dataset()
+    return world
+
+
+def test_a_local_reader_of_parts_has_the_parts_of_its_host() -> None:
+    world = shares(("u", "h:1", "here"), ("v", "g:1", "there"), ("w", "h:2", "here"))
+    local(world, "a", "here", mode=DATA, job=None)
+    local(world, "b", "there", mode=DATA, job=None)
+    assert world.places("a") == {0: "u", 2: "w"}
+    assert world.places("b") == {1: "v"}
+    world.ask(LeaveWorker("u"))
+    assert world.places("a") == {0: "w", 2: "w"}
+    world.worker("again", "h:1", host="here")
+    assert world.places("a") == {0: "again", 2: "w"}
+
+
+def test_local_readers_of_one_job_share_all_parts() -> None:
+    world = shares(("u", "h:1", "here"), ("v", "g:1", "there"))
+    local(world, "a", "here", mode=DATA)
+    assert set(world.places("a")) == {0, 1, 2}
+
+
+def test_a_local_reader_of_parts_that_resumes_has_the_parts_of_its_state() -> None:
+    world = shares(("u", "h:1", "here"), ("v", "g:1", "there"))
+    local(world, "a", "there", mode=DATA, job=None, begins=(0,))
+    assert world.places("a") == {0: "v"}
+    world.worker("late", "h:2", host="there")
+    assert world.places("a") == {0: "late"}
+
+
+def test_a_local_reader_of_parts_needs_a_listed_worker_on_its_host() -> None:
+    world = shares()
+    with pytest.raises(InvalidArgumentError, match=r"\"LOCAL\" reads .* none of the 3 listed"):
+        local(world, "a", "here", mode=DATA, job=None)

@@ -72,6 +72,8 @@ class Reading:
         self.set_streams(opened.streams)
         if state is not None:
             self._restore(state, opened.held)
+        elif self.form == Form.SHARD:
+            self._leave_out_parts(opened.streams)
 
     def _make_order(
         self,
@@ -120,6 +122,12 @@ class Reading:
             else:
                 self._streams = max(self._streams, max(homes) + 1)
             order.add(self._streams, homes)
+
+    def _leave_out_parts(self, streams: tuple[StreamInfo, ...]) -> None:
+        """Leaves out the parts that the dispatcher has not listed for this client."""
+        order = self.fetcher.order
+        if isinstance(order, RoundRobinOrder):
+            order.leave_out({*range(self._streams)} - {info.stream for info in streams})
 
     @property
     def lap(self) -> int:

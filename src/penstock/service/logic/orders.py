@@ -214,6 +214,13 @@ class RoundRobinOrder(FeedOrder):
         self._begins = laps[: len(self._slots)]
         for begins in laps[len(self._slots) :]:
             self._append(begins)
+        self.leave_out(state.get("left_out", ()))
+
+    def leave_out(self, streams: Iterable[int]) -> None:
+        """Hands out no element of some streams: those of workers on other hosts."""
+        self._left_out = sorted(streams)
+        for stream in self._left_out:
+            self._slots[stream].length = 0
 
     def _append(self, begins: int) -> None:
         self._slots.append(Feed(self._next))
@@ -298,13 +305,14 @@ class RoundRobinOrder(FeedOrder):
 
     def state(self, free: bool) -> dict[str, Any]:
         self.turn()
-        return {
+        state = {
             "open": [feed.state() for feed in self._slots],
             "next": self._next,
             "turn": self._turn,
             "left": self._left,
             "lap": self._came,
         }
+        return {**state, "left_out": self._left_out} if self._left_out else state
 
 
 class LeasedFeed(Feed):

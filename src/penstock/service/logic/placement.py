@@ -14,6 +14,7 @@ from typing import assert_never
 
 import msgspec
 
+from penstock.errors import InvalidArgumentError
 from penstock.plan.shape import ENDLESS, Form, Shape
 from penstock.service.logic.dispatcher_records import (
     ClientRecord,
@@ -120,6 +121,8 @@ def opening_places(
         return ()
     workers = _find_candidates(state, request)
     if record.work.form == Form.SHARD:
+        if is_local(record.options) and not record.begun.leased:
+            return tuple(_places_on_host(state, request, workers))
         return tuple(listed_places(state, workers))
     if record.work.form == Form.SINGLE:
         loads = {info.worker: len(state.roster.workers[info.worker].streams) for info in workers}
@@ -215,6 +218,36 @@ def listed_places(state: State, workers: list[WorkerInfo]) -> list[StreamPlace]:
             places.append(StreamPlace(stream, next(others), listed))
         else:
             places.append(StreamPlace(stream, info.worker, info.address))
+    return places
+
+
+def _places_on_host(
+    state: State, request: OpenIteration, workers: list[WorkerInfo]
+) -> list[StreamPlace]:
+    """The parts of a client that uses only `workers`, those on its host.
+
+    They are the parts of these workers. A client that resumes has the parts of its state.
+    """
+    listed = _listed_workers(state, candidates(state, None))
+    if request.streams:
+        hosts = cycle(info.worker for info in workers) if workers else cycle((None,))
+        return [
+            StreamPlace(stream, info.worker, info.address)
+            if info in workers
+            else StreamPlace(stream, next(hosts), address if info is None else info.address)
+            for stream, (address, info) in enumerate(listed[: request.streams])
+        ]
+    places = [
+        StreamPlace(stream, info.worker, info.address)
+        for stream, (_, info) in enumerate(listed)
+        if info is not None and info in workers
+    ]
+    if not places:
+        raise InvalidArgumentError(
+            'service.distribute: target_workers="LOCAL" reads the parts of the workers on this '
+            f"host, but none of the {len(listed)} listed workers runs here; start one here before "
+            'reading, or use target_workers="ANY"'
+        )
     return places
 
 
