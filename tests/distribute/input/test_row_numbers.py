@@ -148,7 +148,6 @@ def test_a_state_fits_both_ways(by_number):
         lambda: Dataset.from_tensor_slices(np.zeros((4, 2))).map(lambda x: x).batch(2),
         lambda: Dataset.from_tensor_slices(np.zeros((4, 2))).padded_batch(2),
         lambda: Dataset.from_tensor_slices(np.zeros((4, 2))).cache().batch(2),
-        lambda: Dataset.from_tensor_slices(np.zeros(4, ">i4")).batch(2),
         lambda: Dataset.from_tensor_slices(tf.Ragged.from_rows([[1], [2, 3]])).batch(2),
         lambda: Dataset.range(4).batch(2),
     ],
