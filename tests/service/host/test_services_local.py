@@ -1,6 +1,7 @@
 """`local://N`: processes that come with a reader, are replaced when they die, and go with it."""
 
 import ctypes
+import gc
 import logging
 import os
 import re
@@ -62,6 +63,7 @@ def worker_processes(count):
         workers = children_of(programs[0]) if len(programs) == 1 else []
         return workers if len(workers) == count else None
 
+    gc.collect()  # An iterator of an earlier test may hold its service until then.
     return until(find)
 
 
