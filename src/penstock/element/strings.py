@@ -20,8 +20,11 @@ def bytes_of(value: Any) -> bytes:
 
 def from_array(array: Array) -> Array:
     """An array of bytes from an array of strings (dtype S, U or object)."""
+    items = array.ravel().tolist()
+    if {*map(type, items)} != {bytes}:
+        items = [_string_item(item) for item in items]
     result = np.empty(array.shape, object)
-    result.ravel()[:] = [_string_item(item) for item in array.flat]
+    result.ravel()[:] = items
     return result
 
 

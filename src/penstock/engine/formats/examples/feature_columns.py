@@ -12,12 +12,21 @@ import numpy as np
 
 from penstock.engine.formats.examples.keys import Keys, keys_of
 from penstock.engine.formats.examples.reading import Kind, Values
-from penstock.engine.formats.examples.wire import FIRST, SECOND, Wire, decode_varints
+from penstock.engine.formats.examples.wire import (
+    FIRST,
+    SECOND,
+    Wire,
+    are_all,
+    decode_varints,
+    is_any,
+)
 
 Array = np.ndarray[Any, Any]
 
 _LONG = 32
 """The columns of features with fewer bytes on average are decoded together."""
+
+_NOWHERE = np.zeros(1, np.int64)
 
 
 class Column(NamedTuple):
@@ -76,21 +85,22 @@ def find_entries(
     regular = (wire.octets[begin] == FIRST) & (wire.octets[after] == SECOND)
     regular &= inside + lengths == end
     regular &= _is_shortest(sizes, name - begin - 1)
-    if not regular.all():
+    if not are_all(regular):
         wrong[owners[~regular]] = True
         inside = np.minimum(inside, end)
 
     which = keys.find(wire, begin + 1, after)
-    mine = np.flatnonzero(which >= 0)
+    mine = (which >= 0).nonzero()[0]
     cells = which[mine] * len(starts) + owners[mine]
     where = np.full(len(keys) * len(starts), -1)
     where[cells] = mine
     twice = where[cells] != mine
-    if twice.any():
+    if is_any(twice):
         wrong[owners[mine[twice]]] = True
     table = where.reshape(len(keys), len(starts))
     # The last entry, at which -1 points, is an empty range.
-    return FeaturePlaces(table >= 0, np.append(inside, 0)[table], np.append(end, 0)[table]), wrong
+    inside, end = np.concatenate((inside, _NOWHERE)), np.concatenate((end, _NOWHERE))
+    return FeaturePlaces(table >= 0, inside[table], end[table]), wrong
 
 
 def _is_shortest(lengths: Array, widths: Array) -> Any:
@@ -114,7 +124,7 @@ def decode_places(
     for kind, group in _groups(kinds, payloads):
         found, some, odd = decode(wire, kind, payloads.part(group))
         counts[group] = some.reshape(counts[group].shape)
-        if odd.any():
+        if is_any(odd):
             wrong[group] |= odd.reshape(counts[group].shape)
         values += _cut(found, counts[group])
     even = ((counts == counts[:, :1]) & (payloads.tags == kinds)).all(axis=1)
@@ -164,7 +174,7 @@ def find_payloads(wire: Wire, kinds: Array, starts: Array, stops: Array) -> tupl
     inner, begin = wire.read_lengths(lists + 1)
     usual = (tags == kinds) & (lists + lengths == stops)
     single = usual & (wire.octets[lists] == FIRST) & (begin + inner == stops)
-    if single.all():
+    if are_all(single):
         return Payloads(tags, lists, begin, stops, True), np.zeros(starts.shape, bool)
     tags = np.where(starts < stops, tags, np.uint8(0))
     usual &= tags != 0
@@ -198,9 +208,9 @@ def decode(wire: Wire, kind: Kind, payloads: Payloads) -> tuple[Array, Array, Ar
     octets = wire.copy(payloads.starts, payloads.stops)
     sizes = payloads.stops - payloads.starts
     if kind == Kind.INT64:
-        return decode_varints(octets, np.cumsum(sizes))
+        return decode_varints(octets, sizes.cumsum())
     wrong = sizes % 4 != 0
-    values = octets[: 0 if wrong.any() else None].view("<f4")
+    values = octets[: 0 if is_any(wrong) else None].view("<f4")
     return values, sizes // 4, wrong
 
 

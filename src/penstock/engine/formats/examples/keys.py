@@ -45,7 +45,7 @@ class Keys:
         words = [
             wire.words[starts + 8 * place] & masks[sizes] for place, masks in enumerate(self._masks)
         ]
-        nearest = np.searchsorted(self._sorted, _mix(words, self._factor))
+        nearest = self._sorted.searchsorted(_mix(words, self._factor))
         nearest = np.minimum(nearest, self._count - 1)
         equal = words[0] == self._table[0][nearest]
         for word, table in zip(words[1:], self._table[1:], strict=True):

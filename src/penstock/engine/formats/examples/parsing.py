@@ -18,6 +18,7 @@ from penstock.engine.formats.examples.reading import (
     read_example,
 )
 from penstock.engine.formats.examples.writing import encode_example
+from penstock.engine.heap import keep_freed_memory
 from penstock.errors import (
     InternalError,
     InvalidArgumentError,
@@ -52,6 +53,7 @@ def parse_example(serialized: Any, features: Mapping[str, Feature]) -> dict[str,
         return parse_single_example(serialized, features)
     records = check_records(serialized, call)
     wanted = wanted_of(features, call)
+    keep_freed_memory()
     columns, wrong = read_columns(records, wanted)
     if wrong.any():
         columns, wrong = read_columns(_encode_again(records, wrong, wanted, call), wanted)

@@ -30,6 +30,16 @@ _SMALL, _MANY = 64, 50
 """Strings of up to so many bytes are made together, if there are so many of each size."""
 
 
+def is_any(flags: Array) -> bool:
+    """Whether a flag is set; as `flags.any()`, but faster for a few hundred."""
+    return np.count_nonzero(flags) > 0
+
+
+def are_all(flags: Array) -> bool:
+    """Whether all flags are set; as `flags.all()`, but faster for a few hundred."""
+    return np.count_nonzero(flags) == flags.size
+
+
 class ByteRanges(NamedTuple):
     """ByteRanges, each found in another range: its `owner`."""
 
@@ -55,7 +65,7 @@ class Wire:
         self.words = np.ndarray((len(self.data) - 7,), "<u8", self.data, strides=(1,))
         """The eight bytes from each position on."""
         lengths = np.fromiter(map(len, messages), np.int64, len(messages))
-        self.stops = np.cumsum(lengths)
+        self.stops = lengths.cumsum()
         self.starts = self.stops - lengths
 
     def read_lengths(self, at: Array) -> tuple[Array, Array]:
@@ -63,14 +73,16 @@ class Wire:
         octets = self.octets[at]
         if octets.max(initial=0) < 0x80:
             return octets, at + 1
-        more, width = octets >> 7, np.ones(at.shape, np.int64)
-        lengths = (octets & 0x7F).astype(np.int64)
+        more = octets >> 7
+        lengths, ends = (octets & 0x7F).astype(np.int64), at + 1
         for place in range(1, 5):
             octets = self.octets[at + place] * more
             lengths |= (octets & 0x7F).astype(np.int64) << (7 * place)
-            width += more
+            ends += more
+            if octets.max() < 0x80:
+                return lengths, ends
             more = octets >> 7
-        return np.where(more, _TOO_LONG, lengths), at + width
+        return np.where(more, _TOO_LONG, lengths), ends
 
     def split(self, starts: Array, stops: Array) -> tuple[ByteRanges, Array]:
         """The values of field 1 in each range, and which ranges do not consist of them exactly.
@@ -81,7 +93,7 @@ class Wire:
         rounds = []
         while True:
             alive = at < limits
-            if not alive.all():
+            if not are_all(alive):
                 owners, at, limits = owners[alive], at[alive], limits[alive]
             if not len(at):
                 break
@@ -98,7 +110,7 @@ class Wire:
         limits = stops[owners]
         bad = (self.octets[tags] != FIRST) | (end > limits)
         wrong = np.zeros(len(stops), bool)
-        if bad.any():
+        if is_any(bad):
             wrong[owners[bad]] = True
             begin, end = np.minimum(begin, limits), np.minimum(end, limits)
         return ByteRanges(owners, begin, end), wrong
@@ -112,18 +124,18 @@ class Wire:
         """The bytes of all ranges, one after another."""
         lengths = stops - starts
         total = int(lengths.sum())
-        if total and (lengths == lengths[0]).all():
+        if total and are_all(lengths == lengths[0]):
             return self.windows(int(lengths[0]))[starts].view(np.uint8)
         if total > _SHORT * len(starts):
             return np.frombuffer(b"".join(self.slices(starts, stops)), np.uint8)
-        before = np.cumsum(lengths) - lengths
+        before = lengths.cumsum() - lengths
         return self.octets[np.repeat(starts - before, lengths) + np.arange(total)]
 
     def strings(self, starts: Array, stops: Array) -> Array:
         """The bytes of each range, as an array of strings."""
         strings, lengths = np.empty(len(starts), object), stops - starts
-        sizes = {*lengths.tolist()}
-        if max(sizes, default=0) > _SMALL or len(sizes) * _MANY > len(starts):
+        sizes = {*lengths.tolist()} if lengths.max(initial=0) <= _SMALL else {}
+        if not sizes or len(sizes) * _MANY > len(starts):
             strings[:] = self.slices(starts, stops)
             return strings
         # NumPy makes many strings of one size faster than Python cuts them.
@@ -134,9 +146,8 @@ class Wire:
 
     def slices(self, starts: Array, stops: Array) -> list[bytes]:
         data = self.data
-        return [
-            data[start:stop] for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)
-        ]
+        places = zip(starts.tolist(), stops.tolist(), strict=False)  # Strict takes 10 % longer.
+        return [data[start:stop] for start, stop in places]
 
 
 _ONE_OCTET = [bytes((value,)) for value in range(0x80)]
@@ -159,8 +170,8 @@ def decode_varints(octets: Array, stops: Array) -> tuple[Array, Array, Array]:
 
     Returns the values, how many each range has, and which ranges do not consist of varints.
     """
-    last = np.flatnonzero(octets < 0x80)
-    if len(last) == len(stops) and (last == stops - 1).all():
+    last = (octets < 0x80).nonzero()[0]
+    if len(last) == len(stops) and are_all(last == stops - 1):
         counts, wrong = np.ones(len(stops), np.int64), np.zeros(len(stops), bool)
     else:
         counts, wrong = _count(octets, last, stops)
@@ -168,14 +179,14 @@ def decode_varints(octets: Array, stops: Array) -> tuple[Array, Array, Array]:
     first[:1] = 0
     np.add(last[:-1], 1, out=first[1:])
     values, long = _join_sevens(octets, first)
-    if long.any():
+    if is_any(long):
         wrong[np.searchsorted(stops, first[long], side="right")] = True
     return values, counts, wrong
 
 
 def _count(octets: Array, last: Array, stops: Array) -> tuple[Array, Array]:
     """How many varints end in each range, and which ranges do not end with one."""
-    counts = np.searchsorted(last, stops)
+    counts = last.searchsorted(stops)
     counts[1:] -= counts[:-1].copy()
     begin = np.concatenate(([0], stops[:-1]))
     ends = octets.take(stops - 1, mode="clip") if len(octets) else np.zeros(len(stops), np.uint8)
@@ -191,7 +202,7 @@ def _join_sevens(octets: Array, first: Array) -> tuple[Array, Array]:
     more = octet >> 7
     values = (octet & 0x7F).astype(np.uint32)
     place = 0
-    while place < 9 and more.any():
+    while place < 9 and is_any(more):
         place += 1
         if place == 4:
             values = values.astype(np.uint64)
