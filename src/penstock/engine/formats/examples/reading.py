@@ -56,6 +56,10 @@ class MessageCursor:
         self.at += 1
 
     def varint(self, bits: int = 64) -> int:
+        data, at = self.data, self.at
+        if at < len(data) and data[at] < 0x80:  # Most lengths have one byte.
+            self.at = at + 1
+            return data[at]
         value = 0
         for place in range(10):
             if self.has_ended:
@@ -204,7 +208,10 @@ def _read_floats(body: MessageCursor) -> Array:
 def _read_integers(body: MessageCursor) -> Array:
     if body.peek() == FIRST:
         body.at += 1
-        octets = np.frombuffer(body.message(), np.uint8)
+        packed = body.message()
+        octets = np.frombuffer(packed, np.uint8)
+        if packed.isascii():  # All numbers have one byte.
+            return octets.astype(np.int64)
         values, _, wrong = decode_varints(octets, np.array([len(octets)]))
         if wrong.any():
             raise MalformedError("a number of the list of integers is not complete")
