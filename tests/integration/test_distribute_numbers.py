@@ -138,14 +138,14 @@ def random_plan(draw, folder):
     return f"{source}, {operators}", data
 
 
-@pytest.mark.parametrize("seed", range(times(24)))
+@pytest.mark.parametrize("seed", range(times(16)))
 def test_errors_of_workers_are_those_of_the_local_dataset(cluster, folder, seed):
     draw = random.Random(seed)
     name, data = random_plan(draw, folder)
     assert_alike(read(iter(data.apply(cluster.distribute()))), read(iter(data)), name)
 
 
-@pytest.mark.parametrize("seed", range(times(12)))
+@pytest.mark.parametrize("seed", range(times(8)))
 def test_numbers_are_the_same_behind_a_saved_state(cluster, folder, seed):
     draw = random.Random(f"resumed {seed}")
     name, data = random_plan(draw, folder)

@@ -128,7 +128,7 @@ def test_going_on_from_a_state_keeps_the_order_of_files(cluster, folder, name, m
     dataset = DATASETS[name](folder).apply(cluster.distribute())
     expected = list(map(repr, dataset))
     iterator = iter(dataset)
-    step = len(expected) // times(5)
+    step = len(expected) // times(4)
     for count in range(0, len(expected), step):
         state = iterator.state_dict()
         again = iter(dataset)

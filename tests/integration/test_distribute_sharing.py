@@ -61,8 +61,9 @@ def test_readers_of_a_job_share_its_elements(cluster):
 
 
 @pytest.mark.parametrize("way", ["closed", "dropped", "collected", "left to itself"])
-@pytest.mark.parametrize(("count", "stream"), [(5, True), (333, True), (333, False)])
-@pytest.mark.parametrize("saves", [False, True])
+@pytest.mark.parametrize(
+    ("count", "stream", "saves"), [(5, True, False), (333, True, True), (333, False, True)]
+)
 def test_a_reader_that_stops_early_leaves_the_rest_to_other_readers(
     cluster, way, count, stream, saves
 ):

@@ -7,7 +7,7 @@ from tests.simulation.capacity import measure
 from tests.simulation.histories import History, HistoryFailedError, run
 from tests.simulation.kernel import Violation
 
-BATCHES = times(5)
+BATCHES = times(4)
 SIZE = 15
 
 

@@ -110,7 +110,7 @@ def check_ranges(plan, *, kept):
     rng = random.Random(1)
     tasks = tasks_of(fresh(plan))
     clients = [tasks.open(work_of(kept=kept)) for _ in range(2)]
-    for _ in range(times(7)):
+    for _ in range(times(4)):
         start = rng.randrange(len(expected) + 3)
         stop = start + rng.randrange(1, 9)
         task = rng.choice(clients)
@@ -133,7 +133,7 @@ def test_another_worker_continues_from_marks(plan):
         for part in first.open(work_of()).fetch(0, len(expected) + 1)
         if isinstance(part, FetchedChunk) and part.mark is not None
     ]
-    for mark in spread(marks, 3):
+    for mark in spread(marks, 2):
         other = tasks_of(fresh(plan))
         task = other.open(work_of())
         assert fetched(task, mark.ordinal, 10**6, mark) == expected[mark.ordinal :]
