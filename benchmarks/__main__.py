@@ -6,6 +6,7 @@ import argparse
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 
 from benchmarks import alone, control, figures, record, report, scaling
 from benchmarks.data import DATA
@@ -31,7 +32,7 @@ COMMANDS = {
     "workloads": "functions on all cores beside their peers and a bare pool; or AUTOTUNE by a grid",
     "control": "what a dispatcher costs with many readers and workers",
     "scaling": "how 1 to 8 workers follow a load that triples and falls; with this Python",
-    "formats": "files to batches, packing and mixing, beside pyarrow, datasets, Grain; no network",
+    "formats": "files to batches, packing, mixing, beside what this Python has of the peers",
     "examples": "the examples beside their DataLoader versions: lines and speed; with this Python",
     "resume": "time to go on from a saved state",
     "memory": "memory of a shuffle over a huge memory-mapped file",
@@ -40,7 +41,10 @@ COMMANDS = {
     "all": "everything above, except control, scaling and examples",
 }
 PROGRAMS = {"formats": "benchmarks.formats", "examples": "benchmarks.examples"}
-"""Commands that are programs of their own, and run with this Python."""
+"""Commands that are programs of their own."""
+
+WITH_THIS_PYTHON = (*PROGRAMS, "scaling")
+"""Commands that measure the penstock of this Python, not that of an environment of their own."""
 
 
 def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
@@ -99,6 +103,11 @@ def _refuse_nonsense(parser: argparse.ArgumentParser, chosen: argparse.Namespace
                 parser.error(f"--peers: no peer {name!r}; there are {', '.join(suite.peers)}")
     if chosen.rounds is not None and chosen.rounds < 1:
         parser.error(f"--rounds: must be at least 1, got {chosen.rounds}")
+    if chosen.command in WITH_THIS_PYTHON and find_spec("penstock") is None:
+        parser.error(
+            f"{chosen.command}: this Python has no penstock; scripts/test makes one that has: "
+            f"PYTHON=.venv/bin/python scripts/bench {chosen.command}"
+        )
     if chosen.write and chosen.command in PROGRAMS:
         parser.error(f"--write: {chosen.command} are only printed")
     if chosen.write and (chosen.quick or chosen.workloads or chosen.peers):

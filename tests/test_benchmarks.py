@@ -2,6 +2,8 @@
 
 import itertools
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,6 +25,7 @@ from benchmarks import (
 )
 from benchmarks.__main__ import SUITES, arguments
 from benchmarks.distribute import DISTRIBUTE
+from benchmarks.environments import ROOT
 from benchmarks.functions_work import WORKS
 from benchmarks.peers import bare, material, penstock
 from benchmarks.peers.bare import Loop
@@ -173,6 +176,18 @@ def test_nonsense_is_refused(words: str, message: str, capsys: pytest.CaptureFix
     with pytest.raises(SystemExit, match="2"):
         arguments(words.split())
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["formats", "examples", "scaling"])
+def test_a_python_without_penstock_is_told_where_there_is_one(command: str) -> None:
+    run = subprocess.run(
+        [sys.executable, "-S", "-m", "benchmarks", command],  # -S: without installed packages.
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 2
+    assert f"PYTHON=.venv/bin/python scripts/bench {command}" in run.stderr
 
 
 def test_light_clients_read_from_a_real_dispatcher() -> None:
