@@ -134,7 +134,7 @@ class Wire:
     def strings(self, starts: Array, stops: Array) -> Array:
         """The bytes of each range, as an array of strings."""
         strings, lengths = np.empty(len(starts), object), stops - starts
-        sizes = {*lengths.tolist()} if lengths.max(initial=0) <= _SMALL else {}
+        sizes = {*lengths.tolist()} if lengths.max(initial=0) <= _SMALL else set()
         if not sizes or len(sizes) * _MANY > len(starts):
             strings[:] = self.slices(starts, stops)
             return strings
