@@ -55,16 +55,17 @@ def is_program_of_workers(process):
         return False
 
 
+def find_workers(count):
+    """The ids of the worker processes; None unless there are so many, of one program."""
+    programs = [child for child in children_of(os.getpid()) if is_program_of_workers(child)]
+    workers = children_of(programs[0]) if len(programs) == 1 else []
+    return workers if len(workers) == count else None
+
+
 def worker_processes(count):
     """The ids of the worker processes, when the programs of earlier tests have ended."""
-
-    def find():
-        programs = [child for child in children_of(os.getpid()) if is_program_of_workers(child)]
-        workers = children_of(programs[0]) if len(programs) == 1 else []
-        return workers if len(workers) == count else None
-
     gc.collect()  # An iterator of an earlier test may hold its service until then.
-    return until(find)
+    return until(lambda: find_workers(count))
 
 
 def test_workers_are_forked_from_one_program_that_imports_what_they_need():
@@ -305,14 +306,13 @@ def test_workers_follow_the_load_and_nothing_is_lost(monkeypatch, caplog):
     made = Dataset.range(10**6).map(slow)
     iterator = iter(made.apply(service.distribute("distributed_epoch", "local://1..3")))
     elements = []
-    while "to 3 workers" not in caplog.text:
-        elements.append(int(next(iterator)))
-    workers = worker_processes(3)
+    gc.collect()  # An iterator of an earlier test may hold its service until then.
+    while find_workers(3) is None:
+        elements += [int(next(iterator)) for _ in range(50)]
     # From now on the reader uses so little that one worker is enough.
-    while "to 1 workers" not in caplog.text:
+    while find_workers(1) is None:
         elements.append(int(next(iterator)))
         threading.Event().wait(0.05)
-    until(lambda: sum(map(alive, workers)) == 1)
     elements += [int(next(iterator)) for _ in range(100)]
     assert elements == list(range(len(elements)))
     assert "starting another" not in caplog.text

@@ -134,14 +134,19 @@ class Wire:
     def strings(self, starts: Array, stops: Array) -> Array:
         """The bytes of each range, as an array of strings."""
         strings, lengths = np.empty(len(starts), object), stops - starts
-        sizes = {*lengths.tolist()} if lengths.max(initial=0) <= _SMALL else set()
-        if not sizes or len(sizes) * _MANY > len(starts):
+        small = lengths.max(initial=0) <= _SMALL
+        counts = np.bincount(lengths).tolist() if small else []
+        if not small or sum(map(bool, counts)) * _MANY > len(starts):
             strings[:] = self.slices(starts, stops)
             return strings
         # NumPy makes many strings of one size faster than Python cuts them.
-        for size in sizes:
-            same = slice(None) if len(sizes) == 1 else lengths == size
-            strings[same] = self.windows(size)[starts[same]].tolist() if size else b""
+        order, made = lengths.argsort(kind="stable"), list[bytes]()
+        for size, count in enumerate(counts):
+            same = starts[order[len(made) : len(made) + count]]
+            made += self.windows(size)[same].tolist() if size else [b""] * count
+        by_size = np.empty_like(strings)
+        by_size[:] = made
+        strings[order] = by_size
         return strings
 
     def slices(self, starts: Array, stops: Array) -> list[bytes]:
