@@ -50,6 +50,7 @@ while count_workers() < 2:
 
 SRUN = """#!/bin/bash
 # Starts the tasks of a job on this machine, and passes SIGTERM on to them.
+echo "$OMP_NUM_THREADS threads for each task"
 for task in $(seq "${SLURM_NTASKS:-2}"); do
     SLURM_PROCID=$task "$@" &
     tasks="${tasks-} $!"
@@ -144,6 +145,9 @@ def test_manifests_have_what_a_cluster_needs(capsys: pytest.CaptureFixture[str])
         assert "penstock-certificates" in secrets
         assert "--certificates=/etc/penstock/certificates" in " ".join(container["command"])
     workers = found["Deployment/penstock-workers"]["spec"]["template"]
+    variables = {each["name"]: each for each in workers["spec"]["containers"][0]["env"]}
+    threads = variables["OMP_NUM_THREADS"]["valueFrom"]["resourceFieldRef"]["resource"]
+    assert threads == "requests.cpu"
     drain = int(re.findall(r"--drain-timeout=(\d+)", str(workers))[0])
     assert workers["spec"]["terminationGracePeriodSeconds"] > drain
     labels = workers["metadata"]["labels"]
@@ -207,11 +211,16 @@ def test_the_commands_of_the_manifests_start_a_service(
 
 @pytest.mark.parametrize("trains", [True, False])
 def test_a_batch_script_starts_a_service_and_ends_it(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, trains: bool
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    trains: bool,
 ) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS")
     folder = tmp_path / "a folder"
     training = ["--", sys.executable, "-c", TRAINER] if trains else []
-    text = rendered(capsys, "slurm", "--folder", str(folder), "--partition", "cpu", *training)
+    options = ["--folder", str(folder), "--partition", "cpu", "--worker-cpus", "3"]
+    text = rendered(capsys, "slurm", *options, *training)
     assert re.search("^#SBATCH --partition=cpu$", text, re.M)
     script = tmp_path / "job.sbatch"
     script.write_text(text)
@@ -231,7 +240,9 @@ def test_a_batch_script_starts_a_service_and_ends_it(
                 assert reader.wait() == 0
             job.terminate()
             assert job.wait() == 143
-    assert (folder / number / "workers.log").read_text().count("penstock worker leaves") == 2
+    log = (folder / number / "workers.log").read_text()
+    assert log.count("penstock worker leaves") == 2
+    assert "3 threads for each task" in log
     assert (folder / number / "token").stat().st_mode & 0o077 == 0
 
 

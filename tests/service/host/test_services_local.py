@@ -16,6 +16,7 @@ import pytest
 from penstock.data import Dataset
 from penstock.data.experimental import service
 from penstock.engine.processes import boot
+from penstock.engine.tuning import cores
 from penstock.errors import AbortedError, InternalError, InvalidArgumentError
 from penstock.service.host import local_workers, services
 from penstock.service.protocol import timing
@@ -296,6 +297,28 @@ def test_other_schemes_plug_in(monkeypatch):
 def slow(x):
     threading.Event().wait(0.002)
     return x
+
+
+THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+@pytest.mark.parametrize(
+    ("workers", "given", "expected"),
+    [
+        ("2", {}, [max(1, cores() // 2)] * 3),
+        ("1..5", {}, [max(1, cores() // 5)] * 3),
+        ("3", {"OMP_NUM_THREADS": "7"}, [7, 7, 7]),
+        ("4", {"OMP_NUM_THREADS": "7", "OPENBLAS_NUM_THREADS": "3"}, [7, 3, 7]),
+    ],
+)
+def test_workers_share_the_cores_among_native_libraries(workers, given, expected, monkeypatch):
+    for name in THREADS:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    made = Dataset.range(1).map(lambda _: [int(os.environ.get(name, 0)) for name in THREADS])
+    [found] = made.apply(service.distribute("distributed_epoch", f"local://{workers}"))
+    assert found.tolist() == expected
 
 
 def test_workers_follow_the_load_and_nothing_is_lost(monkeypatch, caplog):

@@ -27,7 +27,9 @@ penstock dispatcher --host "$$host" --port "$$port" --work-dir "$$run/journal" \
 dispatcher=$$!
 
 # One worker for each task. Slurm sends them SIGTERM: they finish what was requested from them.
-srun bash -c 'exec penstock worker --dispatcher "$$0" --host "$$(hostname)" --drain-timeout 30' \
+# Native libraries would start a thread for each core of the node.
+OMP_NUM_THREADS=$${OMP_NUM_THREADS:-$cpus} srun \
+    bash -c 'exec penstock worker --dispatcher "$$0" --host "$$(hostname)" --drain-timeout 30' \
     "$$host:$$port" >>"$$run/workers.log" 2>&1 &
 workers=$$!
 

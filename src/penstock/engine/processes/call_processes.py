@@ -302,7 +302,8 @@ class CallProcesses:
     def _run(self) -> None:
         # In this thread, which does not end before: the kernel kills the fork server with it.
         try:
-            self._program = start_program(boot.CALLS, self._asked, _ONE_THREAD)
+            # There is a process for each core.
+            self._program = start_program(boot.CALLS, self._asked, threads=1)
         except OSError as error:
             self.refusal = f"{sys.executable!r} cannot be started ({error})"
         self._asked.close()
@@ -440,12 +441,6 @@ def _blame(task: CallTask, code: int) -> list[CallTask]:
     )
     task.set_result(Answer([FailedCall(error)]))
     return []
-
-
-_ONE_THREAD = dict.fromkeys(
-    ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS"), "1"
-)
-"""Native libraries use one thread in each process, because there is a process for each core."""
 
 
 _current: CallProcesses | None = None

@@ -112,7 +112,7 @@ def launch_here(workers: Any, config: DispatcherConfig) -> LocalService:
     """Starts a dispatcher in this process, and its workers as processes of this machine."""
     allowed = _parse_workers(workers)
     check_dispatcher(config)
-    group = LocalWorkers(allowed.least)
+    group = LocalWorkers(allowed.least, allowed.most)
     hosted = None
     try:
         hosted = HostedService(config, group, allowed)

@@ -22,6 +22,7 @@ from collections.abc import Callable
 
 from penstock.engine.processes import boot
 from penstock.engine.processes.fork_server import ForkServer, ProcessExit, start_program
+from penstock.engine.tuning import cores
 from penstock.errors import InternalError, InvalidArgumentError, OpError
 from penstock.service.host.server_setup import WorkerConfig
 from penstock.service.logic.scaling import WorkerRange, read_range
@@ -73,11 +74,14 @@ class LocalWorkers:
     The thread starts the program at once, and the workers after `begin`.
     """
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, most: int) -> None:
+        """Starts with `count` workers; there are never more than `most`."""
         self._changed = threading.Condition()
         """Guards all fields below; no worker is started once `_closed` is set."""
         self._closed = False
         self._first_message = b""
+        self._threads = max(1, cores() // most)
+        """How many each native library uses in a worker."""
         self._fail: Callable[[OpError], None] = _LOG.error
         self._numbers = 0
         self._workers = [_Worker() for _ in range(count)]
@@ -146,7 +150,7 @@ class LocalWorkers:
         """Runs one program until it ends, or `close` is called; returns its exit code."""
         requests, asked = ForkServer.socketpair()
         with requests, asked:
-            program = start_program(boot.WORKERS, asked)
+            program = start_program(boot.WORKERS, asked, self._threads)
             asked.close()
             server = ForkServer(requests)
             self._start_all(server)

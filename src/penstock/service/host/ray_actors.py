@@ -167,7 +167,7 @@ class WorkerActor:
 
     def __init__(self, config: WorkerConfig) -> None:
         log_for_ray()
-        self._workers = LocalWorkers(1)
+        self._workers = LocalWorkers(1, 1)
         dispatcher, _ = split_address(config.dispatcher_address)
         # With `ray://local` nothing needs to be reachable from other machines.
         host = dispatcher if is_loopback(dispatcher) else load_ray().util.get_node_ip_address()

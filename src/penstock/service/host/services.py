@@ -57,7 +57,7 @@ class RunningService:
 def _start_local(rest: str) -> Service:
     count, _, query = rest.partition("?")
     allowed, dashboard_port = parse_range(count), parse_dashboard_port(rest, query)
-    workers = LocalWorkers(allowed.least)
+    workers = LocalWorkers(allowed.least, allowed.most)
     try:
         # Imported while the workers start, because only `local://` needs a dispatcher here.
         from penstock.service.host.hosted_service import HostedService
