@@ -4,8 +4,11 @@ import bz2
 import io
 import json
 import lzma
+import os
 import pathlib
+import random
 import tarfile
+import threading
 
 import pytest
 
@@ -78,6 +81,56 @@ def write(path, samples):
 
 def numbered(count, first=0):
     return [{"__key__": f"{n:03}", "txt": f"text {n}"} for n in range(first, first + count)]
+
+
+SIZES = [0, 1, 511, 512, 3583, 3584, 4096, 16383, 16384, 16385, 100_000, 1 << 20, (1 << 20) + 1]
+"""Around the sizes at which a reader reads members singly, and at which its window ends."""
+
+
+def sized_samples():
+    order = random.Random(0)
+    sizes = [size for size in SIZES for _ in range(3)]
+    order.shuffle(sizes)
+    return [
+        {"__key__": f"{number:03}", "a": order.randbytes(size), "b": order.randbytes(size // 3)}
+        for number, size in enumerate(sizes)
+    ]
+
+
+@pytest.mark.parametrize("limit", [1, 7, 1000])
+def test_members_of_all_sizes_are_read_from_every_sample_on(tmp_path, limit):
+    samples = sized_samples()
+    path = write(tmp_path / "sizes.tar", samples)
+    expected = [sample | {"__key__": sample["__key__"].encode()} for sample in samples]
+    reader, starts = TarReader(path), []
+    while True:
+        starts.append(reader.position)
+        if not reader.read(1):
+            break
+    for number, start in enumerate(starts):
+        assert drain(TarReader(path, position=start), limit) == expected[number:]
+    selected = [{"__key__": sample["__key__"], "b": sample["b"]} for sample in expected]
+    assert drain(TarReader(path, fields=("b",)), limit) == selected
+
+
+def test_a_pipe_is_read_like_a_file(tmp_path):
+    samples = sized_samples()
+    path = write(tmp_path / "sizes.tar", samples)
+    pipe = tmp_path / "pipe.tar"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=lambda: pipe.write_bytes(pathlib.Path(path).read_bytes()))
+    writer.start()
+    assert drain(TarReader(pipe), 9) == drain(TarReader(path), 9)
+    writer.join()
+
+
+def test_an_archive_that_is_cut_off_while_it_is_read_is_an_error(tmp_path):
+    path = write(tmp_path / "shrinking.tar", sized_samples())
+    reader = TarReader(path)
+    assert reader.read(1)
+    os.truncate(path, 1 << 20)
+    with pytest.raises(DataLossError, match="cut off while it was read: it ends before byte"):
+        drain(reader)
 
 
 @pytest.fixture(params=["tar", "tar.gz", "tgz"])

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import errno
 import glob
+import io
 import os
 import re
 import secrets
+import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import BinaryIO, NamedTuple, cast
@@ -25,6 +27,7 @@ from penstock.engine.formats.remote_files import (
 )
 from penstock.engine.formats.remote_requests import ChangedFileError, as_os_error
 from penstock.errors import (
+    DataLossError,
     DeadlineExceededError,
     FailedPreconditionError,
     InvalidArgumentError,
@@ -164,6 +167,77 @@ def check_compression(compression: str | None, call: str) -> str:
             f'{call}: compression_type must be "GZIP", "ZLIB", "" or None, got {compression!r}'
         )
     return compression or ""
+
+
+LONG_SLICE = 16 * 1024
+"""Slices of so many bytes are read singly, shorter ones together with what follows them."""
+
+_LEAST_WINDOW, _MOST_WINDOW = 4 * 1024, 1024 * 1024
+
+
+class LocalWindow:
+    """The bytes of an open local file, which are read as they are sliced.
+
+    A long slice is read into its own memory, without another copy. Short slices are cut from a
+    window of the file. The window grows while slices follow each other closely.
+    """
+
+    def __init__(self, file: io.FileIO, size: int, path: str, call: str) -> None:
+        self._file, self._number, self._size = file, file.fileno(), size
+        self._path, self._call = path, call
+        self._begin, self._block = 0, b""
+        self._ahead = _LEAST_WINDOW
+
+    @classmethod
+    def of(cls, file: BinaryIO, path: str, call: str) -> LocalWindow | None:
+        """The bytes of a file; None if it is not a plain file of this machine."""
+        if not isinstance(file, io.FileIO):
+            return None
+        found = os.fstat(file.fileno())
+        is_plain = stat.S_ISREG(found.st_mode)
+        return cls(file, found.st_size, path, call) if is_plain else None
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, where: slice) -> bytes:
+        start, stop = where.start, where.stop
+        begin, block = self._begin, self._block
+        if begin <= start and stop <= begin + len(block):
+            return block[start - begin : stop - begin]
+        if stop - start >= LONG_SLICE:
+            return self._read(start, min(stop, self._size))
+        block, begin = self.around(start, stop - start)
+        return block[start - begin : stop - begin]
+
+    def around(self, at: int, count: int) -> tuple[bytes, int]:
+        """A window with `count` bytes from `at` on, or up to the file's end; where it begins."""
+        end = self._begin + len(self._block)
+        if not self._begin <= at <= at + count <= end:
+            follows = self._begin <= at < end + self._ahead
+            self._ahead = min(2 * self._ahead, _MOST_WINDOW) if follows else _LEAST_WINDOW
+            self._begin = at
+            self._block = self._read(at, min(at + max(count, self._ahead), self._size))
+        return self._block, self._begin
+
+    def _read(self, start: int, stop: int) -> bytes:
+        """Reads a part of the file. The system may return fewer bytes than are asked for."""
+        try:
+            found = self._read_some(start, stop)
+            while len(found) < stop - start and (more := self._read_some(start + len(found), stop)):
+                found += more
+        except OSError:
+            with translate_errors(self._path, self._call):
+                raise
+        if len(found) < stop - start:
+            raise DataLossError(
+                f"{self._call}: {self._path!r} was cut off while it was read: it ends before "
+                f"byte {stop}, and had {self._size} bytes when it was opened"
+            )
+        return found
+
+    def _read_some(self, start: int, stop: int) -> bytes:
+        return os.pread(self._number, stop - start, start)
 
 
 def size_of(file: BinaryIO) -> int | None:

@@ -8,6 +8,7 @@ was cut off, which is an error.
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import re
 from collections.abc import Iterator, Mapping
@@ -18,7 +19,13 @@ import numpy as np
 from penstock.element import nest
 from penstock.element.chunk import Chunk
 from penstock.element.strings import bytes_of
-from penstock.engine.formats.files import Path, as_path, translate_errors
+from penstock.engine.formats.files import (
+    LONG_SLICE,
+    LocalWindow,
+    Path,
+    as_path,
+    translate_errors,
+)
 from penstock.engine.formats.inflate import name_packing
 from penstock.engine.formats.new_files import NewFile
 from penstock.engine.formats.records import ParsedRecords, RecordReader
@@ -52,6 +59,8 @@ class TarMember(NamedTuple):
     field: str
     start: int
     stop: int
+    content: bytes | None
+    """Its bytes, if there are few and they were read together with its header."""
 
 
 class TarReader(RecordReader[dict[str, bytes]]):
@@ -75,6 +84,23 @@ class TarReader(RecordReader[dict[str, bytes]]):
         self._fields, self._is_strict = fields, is_strict
         self._usual: list[str] = []
         """The fields of the last sample that fitted."""
+        self._window: LocalWindow | None = None
+        """The whole archive, if it is a local file and not compressed."""
+
+    @property
+    def _bytes(self) -> bytes | LocalWindow:
+        """What members are cut from: the archive, or the part of it in the buffer."""
+        return self._buffer if self._window is None else self._window
+
+    def _fill(self) -> None:
+        if self._file is None:
+            with translate_errors(self.path, self.call):
+                self._file = self._open_file()
+                self._window = LocalWindow.of(self._file, self.path, self.call)
+            if self._window is not None:
+                self._start, self._more = self.position, False
+                return
+        super()._fill()
 
     def _cut(self, limit: int) -> list[dict[str, bytes]]:
         samples = self._cut_samples(limit)
@@ -95,7 +121,7 @@ class TarReader(RecordReader[dict[str, bytes]]):
         self._start = end
 
     def _groups(self, limit: int) -> list[list[TarMember]]:
-        """The files of up to `limit` samples that lie complete in the buffer.
+        """The files of up to `limit` samples that lie complete in the buffer, about one block.
 
         A sample is complete when the header of a file with another key is there.
         """
@@ -105,7 +131,7 @@ class TarReader(RecordReader[dict[str, bytes]]):
             for member in self._members():
                 if members and member.key != members[0].key:
                     groups.append(members)
-                    if len(groups) == limit:
+                    if len(groups) == limit or member.start - self._start > self._block:
                         return groups
                     members = []
                 members.append(member)
@@ -118,39 +144,44 @@ class TarReader(RecordReader[dict[str, bytes]]):
     def _members(self) -> Iterator[TarMember]:
         """The files from the first byte that was not cut, as far as the buffer reaches."""
         at, name, size = self._start, None, None
-        buffer = self._buffer
-        while at + _UNIT <= len(buffer):
-            header = buffer[at : at + _UNIT]
-            kind = header[156:157]
-            if not header.strip(b"\0"):
+        whole, block, begin = len(self._bytes), self._buffer, 0
+        while at + _UNIT <= whole:
+            header = block[at - begin : at - begin + _UNIT]
+            if self._window is not None and len(header) < _UNIT:
+                block, begin = self._window.around(at, _UNIT)
+                header = block[at - begin : at - begin + _UNIT]
+            if not header[0] and not header.strip(b"\0"):
                 self._more = False  # The end mark: what follows is filling.
                 return
+            kind = header[156:157]
             start, length = at + _UNIT, self._length(header, at)
             length = length if size is None or kind in (_LONG_NAME, _EXTENDED) else size
             stop = start + length
-            if stop + -stop % _UNIT > len(buffer):
+            if stop + -stop % _UNIT > whole:
                 break
             if kind == _LONG_NAME:
-                name = buffer[start:stop].rstrip(b"\0")
+                name = self._bytes[start:stop].rstrip(b"\0")
             elif kind == _EXTENDED:
-                name, size = self._read_extended(buffer[start:stop], at, name)
+                name, size = self._read_extended(self._bytes[start:stop], at, name)
             else:
-                member = self._member(header, at, name, start, stop) if kind in _FILES else None
+                named = _split_name(header, name) if kind in _FILES else None
                 name = size = None
-                if member is not None:
-                    yield member
+                if named is not None:
+                    is_near = length < LONG_SLICE and stop - begin <= len(block)
+                    content = block[start - begin : stop - begin] if is_near else None
+                    yield TarMember(*named, start, stop, content)
             at = stop + -stop % _UNIT
         if not self._more:
             where = self.position + at - self._start
-            rest = "within a member" if at < len(buffer) else "without its end mark"
+            rest = "within a member" if at < whole else "without its end mark"
             raise self._damage(where, f"the archive ends {rest}; it was cut off")
 
     def _length(self, header: bytes, at: int) -> int:
         """The size of a member, after the header's checksum was checked."""
         try:
             stated = int(header[148:156].strip(b"\0 ") or b"0", 8)
-            plain = header[:148] + b" " * 8 + header[156:]
-            if sum(plain.translate(None, b"\0")) != stated:
+            found = sum(header.translate(None, b"\0")) - sum(header[148:156]) + 8 * ord(" ")
+            if found != stated:
                 raise ValueError("the checksum of a header is wrong")
             if header[156:157] == _SPARSE:
                 raise ValueError("sparse members are not supported")
@@ -179,26 +210,13 @@ class TarReader(RecordReader[dict[str, bytes]]):
             raise self._damage(where, "an extended header is malformed") from None
         return name, size
 
-    def _member(
-        self, header: bytes, at: int, name: bytes | None, start: int, stop: int
-    ) -> TarMember | None:
-        if name is None:
-            name = header[:100].partition(b"\0")[0]
-            prefix = header[345:500].partition(b"\0")[0]
-            if prefix and header[257:262] == b"ustar" and header[262:263] == b"\0":
-                name = prefix + b"/" + name
-        found = _NAME.match(name)
-        if found is None or _META.search(name):
-            return None
-        return TarMember(found[1], found[2].decode(errors="replace").lower(), start, stop)
-
     def _sample(self, members: list[TarMember]) -> dict[str, bytes]:
         if problem := self._problem(members):
             raise self._skip(members, problem)
         sample: dict[str, bytes] = {KEY: members[0].key}
-        for _, field, start, stop in members:
+        for _, field, start, stop, content in members:
             if self._fields is None or field in self._fields:
-                sample[field] = self._buffer[start:stop]
+                sample[field] = self._bytes[start:stop] if content is None else content
         return sample
 
     def _problem(self, members: list[TarMember]) -> str:
@@ -236,9 +254,26 @@ class TarReader(RecordReader[dict[str, bytes]]):
 
     def _damage(self, where: int, problem: str) -> DataLossError:
         hint = "" if where else "; is it a tar file?"
-        if not where and (name := name_packing(self._buffer[self._start :])):
+        if not where and (name := name_packing(self._bytes[self._start : self._start + _UNIT])):
             hint = f"; it is compressed by {name}: unpack it, or name what gzip packed .tar.gz"
         return DataLossError(f"{CALL}: {self.path!r} is damaged at byte {where}: {problem}{hint}")
+
+
+def _split_name(header: bytes, name: bytes | None) -> tuple[bytes, str] | None:
+    """The key and the field of a member; None if it is no part of a sample."""
+    if name is None:
+        name = header[:100].partition(b"\0")[0]
+        if header[345] and header[257:263] == b"ustar\0":
+            name = header[345:500].partition(b"\0")[0] + b"/" + name
+    found = _NAME.match(name)
+    if found is None or (b"__" in name and _META.search(name)):
+        return None
+    return found[1], _field_of(found[2])
+
+
+@functools.lru_cache(1024)
+def _field_of(extension: bytes) -> str:
+    return extension.decode(errors="replace").lower()
 
 
 def chunk_of(samples: list[dict[str, bytes]], fields: tuple[str, ...] | None) -> Chunk:
