@@ -7,13 +7,14 @@ this module as one of `penstock.errors`, with the path and the call of the user.
 from __future__ import annotations
 
 import errno
+import functools
 import glob
 import io
 import os
 import re
 import secrets
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import BinaryIO, NamedTuple, cast
 
@@ -259,7 +260,15 @@ def resolve_paths(paths: Path | Iterable[Path], call: str) -> list[str]:
     found = [path for name in names for path in _find_files(name, call)]
     if not found:
         raise InvalidArgumentError(f"{call}: needs at least one path, got an empty list")
-    return [path if "://" in path else os.path.abspath(path) for path in found]
+    absolute = functools.cache(os.path.abspath)  # Many files are in few folders.
+    return [path if "://" in path else _absolute_path(path, absolute) for path in found]
+
+
+def _absolute_path(path: str, absolute_folder: Callable[[str], str]) -> str:
+    folder, name = os.path.split(path)
+    if name in ("", ".", ".."):
+        return os.path.abspath(path)
+    return os.path.join(absolute_folder(folder), name)
 
 
 def expand_braces(pattern: str) -> list[str]:
