@@ -103,6 +103,7 @@ class Calling:
             return self.threads.call(future.chunk, future.ordinal)
         if self._processes is not None:
             self._processes.note(future.chunk, made)
+            self._calls.function.note_task_rows(self._processes.rows)
         if not isinstance(made.made, Chunk):
             _add_elements(made.made, future.chunk)
         return made.made
@@ -111,7 +112,7 @@ class Calling:
         """Has processes do all further tasks."""
         parallelism = self._parallelism
         moved = _ProcessCalls(function, parallelism.processes, parallelism.nbytes)
-        moved.rows = self.threads.rows
+        moved.rows = max(self.threads.rows, self._calls.function.task_rows)
         self._processes, self._preparation = moved, None
         self._calls.function.note_calls("processes", reason)
 

@@ -66,6 +66,16 @@ class Function:
         """Remembers where parallel calls run, for `explain` and for the next iteration."""
         self.__dict__["_calls_run"] = (place, reason)
 
+    @property
+    def task_rows(self) -> int:
+        """How many elements a process was given last to call the function on; 0 if none was."""
+        found: int = self.__dict__.get("_task_rows", 0)
+        return found
+
+    def note_task_rows(self, rows: int) -> None:
+        """Remembers the size of tasks, so that the next iteration begins with it."""
+        self.__dict__["_task_rows"] = rows
+
     def __getstate__(self) -> dict[str, Any]:
         return {"call": self.call, "returns": self.trial}
 

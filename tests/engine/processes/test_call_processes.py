@@ -18,10 +18,11 @@ import pytest
 
 from penstock.data import AUTOTUNE, Dataset, Options
 from penstock.data.dataset import ENVIRONMENT
+from penstock.engine import calling
 from penstock.engine.context import Context
 from penstock.engine.lower import open_plan
 from penstock.engine.processes import call_processes
-from penstock.engine.processes.call_processes import CallProcesses
+from penstock.engine.processes.call_processes import CallProcesses, CallTask
 from penstock.errors import AbortedError, InvalidArgumentError, InvalidTypeError
 from penstock.plan.nodes import Node
 from tests.engine.driving import drained, model, pulls, taken
@@ -59,6 +60,26 @@ def test_the_calls_run_in_other_processes() -> None:
     found = set(elsewhere(Dataset.range(64).map(lambda x: os.getpid(), num_parallel_calls=2)))
     assert os.getpid() not in found
     assert 1 <= len(found) <= 2
+
+
+def test_the_next_iteration_begins_with_tasks_as_large_as_the_last_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sizes: list[int] = []
+
+    class NotedTask(CallTask):
+        def __init__(self, function: Any, chunk: Any, *arguments: Any) -> None:
+            super().__init__(function, chunk, *arguments)
+            sizes.append(len(chunk))
+
+    monkeypatch.setattr(calling, "CallTask", NotedTask)
+    monkeypatch.setattr(calling, "_TASK_SECONDS", 60.0)  # However busy the machine is.
+    dataset = elsewhere(Dataset.range(3000).map(lambda x: x + 1, num_parallel_calls=2))
+    assert list(dataset) == list(range(1, 3001))
+    assert sizes[0] == 1
+    sizes.clear()
+    assert list(dataset) == list(range(1, 3001))
+    assert sizes[0] > 1
 
 
 ENDING = """
