@@ -11,6 +11,7 @@ import contextlib
 import functools
 import io
 import re
+import zlib
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -45,6 +46,9 @@ BY_NAME = "BY_NAME"
 _UNIT = 512
 _BLOCK = 1 << 20
 """How many bytes are read at once."""
+
+_MOST_AT_ONCE = 1 << 20
+"""Samples of about so many bytes are cut at once; more would not stay in a core's cache."""
 
 _FILES = (b"0", b"\0", b"7")
 _LONG_NAME, _EXTENDED, _GLOBAL, _SPARSE = b"L", b"x", b"g", b"S"
@@ -109,8 +113,10 @@ class TarReader(RecordReader[dict[str, bytes]]):
     def _cut_samples(self, limit: int) -> list[dict[str, bytes]]:
         samples: list[dict[str, bytes]] = []
         for members in self._groups(limit):
-            if samples and self._problem(members):
-                break
+            if problem := self._problem(members):
+                if samples:
+                    break
+                raise self._skip(members, problem)
             samples.append(self._sample(members))
             self._move(members[-1])
         return samples
@@ -121,7 +127,7 @@ class TarReader(RecordReader[dict[str, bytes]]):
         self._start = end
 
     def _groups(self, limit: int) -> list[list[TarMember]]:
-        """The files of up to `limit` samples that lie complete in the buffer, about one block.
+        """The files of up to `limit` samples that lie complete in the buffer.
 
         A sample is complete when the header of a file with another key is there.
         """
@@ -131,7 +137,7 @@ class TarReader(RecordReader[dict[str, bytes]]):
             for member in self._members():
                 if members and member.key != members[0].key:
                     groups.append(members)
-                    if len(groups) == limit or member.start - self._start > self._block:
+                    if len(groups) == limit or member.start - self._start > _MOST_AT_ONCE:
                         return groups
                     members = []
                 members.append(member)
@@ -180,8 +186,10 @@ class TarReader(RecordReader[dict[str, bytes]]):
         """The size of a member, after the header's checksum was checked."""
         try:
             stated = int(header[148:156].strip(b"\0 ") or b"0", 8)
-            found = sum(header.translate(None, b"\0")) - sum(header[148:156]) + 8 * ord(" ")
-            if found != stated:
+            # The sum of all bytes, those of the checksum as spaces. The lower half of Adler-32 is
+            # one more than the sum, modulo 65521; it takes a quarter of the time of `sum`.
+            found = (zlib.adler32(header) & 0xFFFF) - 1 - sum(header[148:156]) + 8 * ord(" ")
+            if (found - stated) % 65521:
                 raise ValueError("the checksum of a header is wrong")
             if header[156:157] == _SPARSE:
                 raise ValueError("sparse members are not supported")
@@ -211,8 +219,6 @@ class TarReader(RecordReader[dict[str, bytes]]):
         return name, size
 
     def _sample(self, members: list[TarMember]) -> dict[str, bytes]:
-        if problem := self._problem(members):
-            raise self._skip(members, problem)
         sample: dict[str, bytes] = {KEY: members[0].key}
         for _, field, start, stop, content in members:
             if self._fields is None or field in self._fields:
