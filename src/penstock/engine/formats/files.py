@@ -170,7 +170,7 @@ def check_compression(compression: str | None, call: str) -> str:
     return compression or ""
 
 
-LONG_SLICE = 16 * 1024
+_LONG_SLICE = 16 * 1024
 """Slices of so many bytes are read singly, shorter ones together with what follows them."""
 
 _LEAST_WINDOW, _MOST_WINDOW = 4 * 1024, 1024 * 1024
@@ -179,8 +179,8 @@ _LEAST_WINDOW, _MOST_WINDOW = 4 * 1024, 1024 * 1024
 class LocalWindow:
     """The bytes of an open local file, which are read as they are sliced.
 
-    A long slice is read into its own memory, without another copy. Short slices are cut from a
-    window of the file. The window grows while slices follow each other closely.
+    A long slice is read into its own memory, without another copy; the last one is kept. Short
+    slices are cut from a window of the file, which grows while they follow each other closely.
     """
 
     def __init__(self, file: io.FileIO, size: int, path: str, call: str) -> None:
@@ -188,6 +188,7 @@ class LocalWindow:
         self._path, self._call = path, call
         self._begin, self._block = 0, b""
         self._ahead = _LEAST_WINDOW
+        self._last, self._last_bytes = slice(0, 0), b""
 
     @classmethod
     def of(cls, file: BinaryIO, path: str, call: str) -> LocalWindow | None:
@@ -206,8 +207,10 @@ class LocalWindow:
         begin, block = self._begin, self._block
         if begin <= start and stop <= begin + len(block):
             return block[start - begin : stop - begin]
-        if stop - start >= LONG_SLICE:
-            return self._read(start, min(stop, self._size))
+        if stop - start >= _LONG_SLICE:
+            if where != self._last:
+                self._last, self._last_bytes = where, self._read(start, min(stop, self._size))
+            return self._last_bytes
         block, begin = self.around(start, stop - start)
         return block[start - begin : stop - begin]
 

@@ -20,13 +20,7 @@ import numpy as np
 from penstock.element import nest
 from penstock.element.chunk import Chunk
 from penstock.element.strings import bytes_of
-from penstock.engine.formats.files import (
-    LONG_SLICE,
-    LocalWindow,
-    Path,
-    as_path,
-    translate_errors,
-)
+from penstock.engine.formats.files import LocalWindow, Path, as_path, translate_errors
 from penstock.engine.formats.inflate import name_packing
 from penstock.engine.formats.new_files import NewFile
 from penstock.engine.formats.records import ParsedRecords, RecordReader
@@ -64,7 +58,7 @@ class TarMember(NamedTuple):
     start: int
     stop: int
     content: bytes | None
-    """Its bytes, if there are few and they were read together with its header."""
+    """Its bytes, if they have been read."""
 
 
 class TarReader(RecordReader[dict[str, bytes]]):
@@ -173,14 +167,17 @@ class TarReader(RecordReader[dict[str, bytes]]):
                 named = _split_name(header, name) if kind in _FILES else None
                 name = size = None
                 if named is not None:
-                    is_near = length < LONG_SLICE and stop - begin <= len(block)
-                    content = block[start - begin : stop - begin] if is_near else None
-                    yield TarMember(*named, start, stop, content)
+                    yield TarMember(*named, start, stop, self._read_ahead(named[1], start, stop))
             at = stop + -stop % _UNIT
         if not self._more:
             where = self.position + at - self._start
             rest = "within a member" if at < whole else "without its end mark"
             raise self._damage(where, f"the archive ends {rest}; it was cut off")
+
+    def _read_ahead(self, field: str, start: int, stop: int) -> bytes | None:
+        """Reads a member of a local file together with its header: the system reads in order."""
+        wanted = self._fields is None or field in self._fields
+        return self._window[start:stop] if wanted and self._window is not None else None
 
     def _length(self, header: bytes, at: int) -> int:
         """The size of a member, after the header's checksum was checked."""
@@ -294,6 +291,9 @@ def chunk_of(samples: list[dict[str, bytes]], fields: tuple[str, ...] | None) ->
 
 class _Scanner(TarReader):
     """Gives out where samples end instead of the samples."""
+
+    def _read_ahead(self, field: str, start: int, stop: int) -> None:
+        """Reads headers only."""
 
     def _cut(self, limit: int) -> list[Any]:
         ends = []
