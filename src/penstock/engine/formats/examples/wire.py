@@ -180,6 +180,8 @@ def decode_varints(octets: Array, stops: Array) -> tuple[Array, Array, Array]:
         counts, wrong = np.ones(len(stops), np.int64), np.zeros(len(stops), bool)
     else:
         counts, wrong = _count(octets, last, stops)
+    if len(last) == len(octets):
+        return octets.astype(np.int64), counts, wrong  # All have one byte.
     first = np.empty_like(last)
     first[:1] = 0
     np.add(last[:-1], 1, out=first[1:])
