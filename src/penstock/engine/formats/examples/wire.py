@@ -209,11 +209,11 @@ def _join_sevens(octets: Array, first: Array) -> tuple[Array, Array]:
     more = octet >> 7
     values = (octet & 0x7F).astype(np.uint32)
     place = 0
-    while place < 9 and is_any(more):
+    while place < 9 and is_any(more.view(bool)):
         place += 1
         if place == 4:
             values = values.astype(np.uint64)
-        octet = octets.take(first + place, mode="clip") * more
+        octet = octets[place:].take(first, mode="clip") * more
         values |= (octet & 0x7F).astype(values.dtype) << values.dtype.type(7 * place)
         more = octet >> 7
     return values.astype(np.int64), more.astype(bool)
