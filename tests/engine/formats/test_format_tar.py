@@ -223,9 +223,13 @@ def test_a_sample_that_does_not_fit_costs_only_itself(names, columns, message, t
     assert [sample["__key__"] for sample in ds.ignore_errors()] == [b"a", b"c"]
 
 
-def sparse():
+def header_with(**fields):
+    """The header of a file with other bytes in some fields."""
     header = bytearray(tar_of("a.x")[:512])
-    header[156:157], header[148:156] = b"S", b" " * 8
+    places = {"size": slice(124, 136), "kind": slice(156, 157)}
+    for name, value in fields.items():
+        header[places[name]] = value
+    header[148:156] = b" " * 8
     header[148:156] = b"%06o\0 " % sum(header)
     return bytes(header)
 
@@ -243,19 +247,32 @@ def extended(text):
     ("content", "message"),
     [
         (b"no archive" * 100, "damaged at byte 0: .*; is it a tar file"),
-        (sparse(), "sparse members are not supported"),
+        (header_with(kind=b"S"), "sparse members are not supported; write .*sparse$"),
+        (extended(b"22 GNU.sparse.major=1\n"), "sparse members are not supported"),
+        (header_with(size=b"-0000001000\0"), "byte 0: a header states a negative size"),
         (extended(b"what is this"), "an extended header is malformed"),
         (b"", "the archive ends without its end mark"),
         (bz2.compress(b"archive"), "it is compressed by bzip2: unpack it, or name what gzip"),
         (lzma.compress(b"archive"), "it is compressed by xz: unpack it, or name what gzip"),
     ],
-    ids=["text", "sparse", "extended", "empty", "bzip2", "xz"],
+    ids=["text", "sparse", "sparse in pax", "negative", "extended", "empty", "bzip2", "xz"],
 )
 def test_other_files_are_refused(content, message, tmp_path):
     path = tmp_path / "x.tar"
     path.write_bytes(content)
     with pytest.raises(DataLossError, match=message):
         Dataset.from_tar(path)
+
+
+@pytest.mark.parametrize("kind", [b"1", b"2", b"5"], ids=["hard link", "link", "folder"])
+def test_nothing_follows_links_and_folders_whatever_size_they_state(kind, tmp_path):
+    path = tmp_path / "x.tar"
+    link = header_with(kind=kind, size=b"%011o\0" % 1024)
+    path.write_bytes(link + tar_of("b.x", "c.x"))
+    with tarfile.open(path) as archive:
+        expected = [one.name for one in archive if one.isreg()]
+    assert expected == ["b.x", "c.x"]
+    assert [sample["__key__"] for sample in Dataset.from_tar(path)] == [b"b", b"c"]
 
 
 def test_an_archive_without_samples_is_refused(tmp_path):

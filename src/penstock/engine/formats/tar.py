@@ -45,7 +45,14 @@ _MOST_AT_ONCE = 1 << 20
 """Samples of about so many bytes are cut at once; more would not stay in a core's cache."""
 
 _FILES = (b"0", b"\0", b"7")
+_WITHOUT_CONTENT = (b"1", b"2", b"3", b"4", b"5", b"6")
+"""Links, devices, folders and pipes: whatever size their headers state, nothing follows them."""
+
 _LONG_NAME, _EXTENDED, _GLOBAL, _SPARSE = b"L", b"x", b"g", b"S"
+_OWN_SIZE = (_LONG_NAME, _EXTENDED, *_WITHOUT_CONTENT)
+"""Members whose size an extended header before them does not state."""
+
+_SPARSE_FILES = "sparse members are not supported; write the archive without --sparse"
 _NAME = re.compile(rb"(?s)^((?:.*/)?[^./][^./]*)\.([^/]*)$")
 _META = re.compile(rb"(?:^|/)__[^/]*__(?:$|/)")
 
@@ -155,7 +162,7 @@ class TarReader(RecordReader[dict[str, bytes]]):
                 return
             kind = header[156:157]
             start, length = at + _UNIT, self._length(header, at)
-            length = length if size is None or kind in (_LONG_NAME, _EXTENDED) else size
+            length = length if size is None or kind in _OWN_SIZE else size
             stop = start + length
             if stop + -stop % _UNIT > whole:
                 break
@@ -188,11 +195,17 @@ class TarReader(RecordReader[dict[str, bytes]]):
             found = (zlib.adler32(header) & 0xFFFF) - 1 - sum(header[148:156]) + 8 * ord(" ")
             if (found - stated) % 65521:
                 raise ValueError("the checksum of a header is wrong")
-            if header[156:157] == _SPARSE:
-                raise ValueError("sparse members are not supported")
+            kind = header[156:157]
+            if kind == _SPARSE:
+                raise ValueError(_SPARSE_FILES)
+            if kind in _WITHOUT_CONTENT:
+                return 0
             if header[124] & 0x80:
                 return int.from_bytes(header[125:136], "big")
-            return int(header[124:136].strip(b"\0 ") or b"0", 8)
+            length = int(header[124:136].strip(b"\0 ") or b"0", 8)
+            if length < 0:
+                raise ValueError("a header states a negative size")
+            return length
         except ValueError as error:
             raise self._damage(self.position + at - self._start, str(error)) from None
 
@@ -209,6 +222,8 @@ class TarReader(RecordReader[dict[str, bytes]]):
                     name = value
                 elif key == b"size":
                     size = int(value)
+                elif key.startswith(b"GNU.sparse."):
+                    raise self._damage(self.position + at - self._start, _SPARSE_FILES)
                 data = data[max(count, 1) :]
         except ValueError:
             where = self.position + at - self._start
@@ -256,7 +271,7 @@ class TarReader(RecordReader[dict[str, bytes]]):
         return error
 
     def _damage(self, where: int, problem: str) -> DataLossError:
-        hint = "" if where else "; is it a tar file?"
+        hint = "" if where or problem == _SPARSE_FILES else "; is it a tar file?"
         if not where and (name := name_packing(self._bytes[self._start : self._start + _UNIT])):
             hint = f"; it is compressed by {name}: unpack it, or name what gzip packed .tar.gz"
         return DataLossError(f"{CALL}: {self.path!r} is damaged at byte {where}: {problem}{hint}")
