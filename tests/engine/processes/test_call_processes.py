@@ -129,6 +129,7 @@ VALUES: dict[str, Callable[[Any], Any]] = {
     "datasets": lambda x: Dataset.range(x),
     "another dtype, late": lambda x: np.int32(x) if x < 20 else np.float32(x),
     "nothing of use": lambda x: object() if x == 7 else x,
+    "memory": lambda x: (x, memoryview(np.arange(3))) if x % 7 else (x, b"bytes"),
     "what cannot be sent": lambda x: (y for y in ()) if x == 7 else x,
     "failures": lambda x: 1 // int(x % 5),
     "only failures": lambda x: x.no_such_attribute,

@@ -14,6 +14,7 @@ import sys
 import time
 from typing import Any
 
+from penstock.element import nest
 from penstock.element.chunk import Chunk, unusable_element
 from penstock.engine.processes import call_messages, fork_server
 from penstock.engine.processes.call_messages import (
@@ -144,6 +145,8 @@ def _pickle(made: list[Any], calls: Calls, ordinal: int) -> tuple[bytes, Failure
     for index, item in enumerate(made):
         if type(item) is not FailedCall:
             try:
+                if any(isinstance(leaf, memoryview) for leaf in nest.flatten(item)[0]):
+                    raise TypeError("cloudpickle would send the bytes of a memoryview")
                 pickle.loads(cloudpickle.dumps(item))
             except Exception as error:
                 failed = _unusable(calls, item, ordinal + index, error)
