@@ -9,7 +9,7 @@ from penstock import TensorSpec, int64
 from penstock.data import Dataset
 from penstock.data.experimental import SHARD_HINT
 from penstock.engine.specs import is_certain, is_steady
-from penstock.errors import InvalidTypeError
+from penstock.errors import InvalidArgumentError, InvalidTypeError, OpError
 
 SCALAR = TensorSpec((), int64)
 
@@ -129,3 +129,38 @@ def test_windows_of_several_keys_are_asked():
         lambda x: x % 2, lambda key, window: window.batch(int(key) + 1, drop_remainder=True), 2
     )
     assert ds.element_spec.shape.dims == (None,)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [bytearray(b"a"), 1 << 70, {"a": (1, bytearray(b"a"))}, [1, [2, 3]]],
+    ids=["type", "number", "structure", "rows"],
+)
+def test_an_unfit_result_has_the_error_of_the_iteration(value):
+    ds = Dataset.range(3).map(lambda x: value)
+    with pytest.raises(OpError, match="for element 0: ") as iterated:
+        list(ds)
+    with pytest.raises(OpError, match="for element 0: ") as found:
+        _ = ds.element_spec
+    assert str(found.value) == str(iterated.value)
+    assert "test_specs.py" in str(found.value)
+    scanned = Dataset.range(3).scan(0, lambda state, x: (state, value))
+    with pytest.raises(OpError, match=r"Dataset\.scan: .* at test_specs\.py:.* for element 0: "):
+        _ = scanned.element_spec
+
+
+def test_a_function_that_fails_on_the_first_elements_gets_advice():
+    def decode(x):
+        if x < 2:
+            raise ValueError(f"corrupt {x}")
+        return x
+
+    ds = Dataset.range(6).map(decode).ignore_errors()
+    assert list(ds) == [2, 3, 4, 5]
+    with pytest.raises(InvalidArgumentError, match="corrupt 0") as found:
+        _ = ds.element_spec
+    assert "failed on all of them" in found.value.__notes__[0]
+    assert "output_signature" in found.value.__notes__[0]
+    stated = Dataset.range(6).map(decode, output_signature=SCALAR).ignore_errors()
+    assert stated.element_spec == SCALAR
+    assert list(stated) == [2, 3, 4, 5]

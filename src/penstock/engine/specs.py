@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from penstock.element import nest
-from penstock.element.chunk import Chunk, describe_spec
+from penstock.element.chunk import Chunk, describe_spec, unusable_element
 from penstock.element.ragged import Ragged
 from penstock.element.spec import DatasetSpec, TensorShape, TensorSpec, relax
 from penstock.element.values import as_element, as_value, spec_of_leaf, zeros
@@ -31,11 +31,17 @@ from penstock.engine.streams.elementwise import check_state
 from penstock.engine.streams.windowing import check_key, plan_of
 from penstock.engine.trial_calls import undo_assignments
 from penstock.engine.user_calls import Calls
+from penstock.errors import OpError
 from penstock.plan import nodes
 from penstock.plan.functions import Function, Trial
 from penstock.plan.nodes import OPAQUE, Node, known_spec
 from penstock.plan.options import Options
 from penstock.plan.seeds import generator, seed_scope
+
+_FAILED_ON_SAMPLES = (
+    "The function was called on the first elements to find out what it returns, and failed on all "
+    "of them. If it returns something for later ones, say what: Dataset.map(..., output_signature=)"
+)
 
 _TRIED = 1000
 """How many elements a filter may refuse before a sample is made up."""
@@ -204,15 +210,22 @@ class _Probe:
         more = () if node.random is None else (generator(node.random, 0, 0),)
 
         def answer(sample: Any) -> Any:
-            return self._spec_of_result(calls.one(sample, 0, *more))
+            return self._spec_of_result(calls.one(sample, 0, *more), calls.where)
 
-        found = self._try_samples(calls.where, answer, samples)
+        try:
+            found = self._try_samples(calls.where, answer, samples)
+        except Exception as error:
+            error.add_note(_FAILED_ON_SAMPLES)
+            raise
         return _relax_by_shorter(found, answer, samples[0], given)
 
-    def _spec_of_result(self, result: Any) -> Any:
-        if self._lists is None and holds_list(result):
-            self._lists = list_shapes(result)
-        return spec_of_element(as_element(result))
+    def _spec_of_result(self, result: Any, where: str, number: int = 0) -> Any:
+        try:
+            if self._lists is None and holds_list(result):
+                self._lists = list_shapes(result)
+            return spec_of_element(as_element(result))
+        except OpError as error:
+            raise unusable_element(where, result, number, error) from None
 
     def _of_scan(self, state: Any, function: Function, samples: list[Any], given: Any) -> Any:
         found = []
@@ -220,7 +233,7 @@ class _Probe:
         for number, sample in enumerate(samples):
             state, output = calls.plain(number, state, sample)
             state = as_element(state)
-            found.append(self._spec_of_result(output))
+            found.append(self._spec_of_result(output, calls.where, number))
         relaxed = self._relax_all(found, f"Dataset.scan: {function}")
 
         def answer(sample: Any) -> Any:
