@@ -2,6 +2,7 @@
 
 import itertools
 
+import pytest
 from hypothesis import given, note, settings
 from hypothesis import strategies as st
 
@@ -22,6 +23,8 @@ from tests.engine.list_model import items
 from tests.engine.list_values import plain
 
 POSITIONS = 25
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*the same order as the one before")
 
 
 rule_sets = st.sampled_from([(), *((rule,) for rule in RULES), RULES])

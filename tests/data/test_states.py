@@ -147,6 +147,7 @@ def test_every_position_up_to_the_end_is_right(at: int) -> None:
     assert ints(iterator) == list(range(at, 10))
 
 
+@pytest.mark.filterwarnings("ignore:.*the same order as the one before")
 @pytest.mark.parametrize(
     "dataset", [TEN, SHUFFLED, STREAM, GENERATED, TEN.cache(), TEN.repeat(), STREAM.repeat()]
 )

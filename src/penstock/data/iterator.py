@@ -16,6 +16,7 @@ from collections.abc import Iterator as PythonIterator
 from operator import length_hint
 from typing import Any
 
+from penstock.data.epochs import note_first_pass, warn_of_same_order
 from penstock.data.states import (
     VERSION,
     check_state,
@@ -196,6 +197,8 @@ class Iterator(PublicNames):
                 self._place = Place(stream.save())
                 self._close_stream()
                 self._exhausted = True
+                if self._is_first_epoch:
+                    note_first_pass(self._written, type(self))
             raise
         except Exception:
             if self._closed:  # Closed by another thread meanwhile.
@@ -228,6 +231,8 @@ class Iterator(PublicNames):
 
     def _open_stream(self) -> None:
         _let_ctrl_c_end_waits()
+        if self._is_first_epoch:
+            warn_of_same_order(self._written, type(self))
         if not self._opened:
             self._opened = time.perf_counter()
         self._stream = self._streams(
@@ -244,6 +249,11 @@ class Iterator(PublicNames):
             self._shared = _Shared(self, self._stream)
             _SHARING.add(self)
             _close_at_exit()
+
+    @property
+    def _is_first_epoch(self) -> bool:
+        """Whether this iteration is the dataset's first one, from its start."""
+        return self._iteration == 0 and self._at is None
 
     def _streams(self, context: Context) -> Stream:
         """Opens the plan at the position of the iteration."""

@@ -7,17 +7,15 @@ installed.
 
 from __future__ import annotations
 
-import os
 import re
-import sys
 import warnings
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from penstock.distribute.backends import Backend, load
+from penstock.engine.tracebacks import users_level
 from penstock.errors import (
     DisagreementError,
     FailedPreconditionError,
@@ -37,7 +35,6 @@ NAME = re.compile(
     r"(device:)?(?P<kind>[A-Za-z]+)(:(?P<index>\d+))?"
 )
 TORCH_NAME = re.compile(r"cuda(:\d+)?")
-PACKAGE = str(Path(__file__).parents[1]) + os.sep
 
 
 @dataclass(frozen=True)
@@ -225,16 +222,8 @@ def _warn(missing: Sequence[tuple[str, int]], backend: Backend, call: str) -> No
     warnings.warn(
         f"{call}: backend {backend.name!r} has no {_join_names(missing)} on this machine; "
         f"their replicas are logical ones on the CPU{remedy}",
-        stacklevel=_users_level(),
+        stacklevel=users_level(),
     )
-
-
-def _users_level() -> int:
-    """The `stacklevel`, for a caller of this function, of the first frame outside of penstock."""
-    level, frame = 1, sys._getframe(1)
-    while frame.f_back and frame.f_code.co_filename.startswith(PACKAGE):
-        level, frame = level + 1, frame.f_back
-    return level
 
 
 def _join_names(names: Sequence[tuple[str, int]]) -> str:

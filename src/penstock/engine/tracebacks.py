@@ -7,6 +7,7 @@ is sent to another process. An error that means a fault of penstock itself keeps
 from __future__ import annotations
 
 import os
+import sys
 import traceback
 from collections.abc import Iterator
 from types import TracebackType
@@ -42,6 +43,14 @@ def fold(error: _Error, unless: str = FULL) -> _Error:
         for each in _chain(error):
             each.__traceback__ = _without_own_frames(each.__traceback__)
     return error
+
+
+def users_level() -> int:
+    """The `stacklevel` of a warning of this function's caller that leads to the user's code."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back and frame.f_code.co_filename.startswith(_FOLDER):
+        level, frame = level + 1, frame.f_back
+    return level
 
 
 def show_frames_of_cause(error: _Error) -> _Error:

@@ -190,6 +190,7 @@ def test_ragged_batches_are_padded_and_repeated() -> None:
     assert [v.to_list() for v in value.values] == [[[1], [2, 2]], [[3, 3, 3], [1]]]
 
 
+@pytest.mark.filterwarnings("ignore:.*the same order as the one before")
 @pytest.mark.parametrize("policy", ["AUTO", "OFF"])
 @pytest.mark.parametrize("streamed", [False, True])
 @pytest.mark.parametrize("batch", [4, 5])

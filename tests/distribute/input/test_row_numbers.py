@@ -72,6 +72,7 @@ def off(dataset: Dataset) -> Dataset:
     return dataset.with_options(options)
 
 
+@pytest.mark.filterwarnings("ignore:.*the same order as the one before")
 @pytest.mark.parametrize("replicas", [1, 2, 3])
 @pytest.mark.parametrize(
     "make",
