@@ -184,6 +184,23 @@ def test_a_truncated_archive_is_an_error_after_the_samples_before(size, tmp_path
     assert [plain(sample) for sample in samples] == ANSWERS["shard.tar"][: len(samples)]
 
 
+def test_a_checksum_of_signed_bytes_is_right_as_for_tarfile(tmp_path):
+    path = tmp_path / "old.tar"
+    with tarfile.open(path, "w", format=tarfile.GNU_FORMAT) as archive:
+        member = tarfile.TarInfo("größe.txt")
+        member.size = 3
+        archive.addfile(member, io.BytesIO(b"two"))
+    octets = bytearray(path.read_bytes())
+    header = octets[:148] + b" " * 8 + octets[156:512]
+    signed = sum(octet - 256 * (octet > 127) for octet in header)
+    assert signed != sum(header)
+    octets[148:156] = b"%06o\0 " % signed
+    path.write_bytes(octets)
+    with tarfile.open(path) as archive:
+        assert archive.getnames() == ["größe.txt"]
+    assert list(Dataset.from_tar(path)) == [{"__key__": "größe".encode(), "txt": b"two"}]
+
+
 @pytest.mark.parametrize("byte", [0, 124, 150, 156, 300])
 def test_a_damaged_header_is_an_error_that_names_its_place(byte, tmp_path):
     with tarfile.open(GOLDEN / "shard.tar") as archive:
