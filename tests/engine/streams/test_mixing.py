@@ -96,6 +96,37 @@ def test_a_state_before_the_change_can_be_saved_again():
         state = again.state_dict()
 
 
+FORMS = {
+    "bare": lambda mixed: mixed.batch(1),
+    "batched": lambda mixed: mixed.batch(5),
+    "mapped": lambda mixed: mixed.map(lambda x: x, num_parallel_calls=2).batch(3),
+    "prefetched": lambda mixed: mixed.batch(4).prefetch(2),
+}
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+@given(data=st.data())
+@examples(30)
+def test_weights_may_change_at_every_checkpoint(form, data):
+    weights = st.tuples(*[st.integers(1, 5)] * 2)
+    found, state = [], None
+    for changed in data.draw(st.lists(weights, min_size=2, max_size=5)):
+        parts = {
+            str(number): (Dataset.range(1000 * number, 1000 * number + 900), weight)
+            for number, weight in enumerate(changed)
+        }
+        iterator = iter(form(Dataset.mix(parts)))
+        if state is not None:
+            iterator.load_state_dict(travelled(state))
+        taken = data.draw(st.integers(0, 12))
+        found += [int(x) for batch in itertools.islice(iterator, taken) for x in batch]
+        state = iterator.state_dict()
+        iterator.close()
+    for number in range(2):
+        own = [x - 1000 * number for x in found if x // 1000 == number]
+        assert own == list(range(len(own)))
+
+
 def test_a_mix_that_has_stopped_continues_if_the_empty_dataset_has_no_weight():
     iterator = iter(Dataset.mix(sources(1, 1)))
     assert len(list(iterator)) == 7

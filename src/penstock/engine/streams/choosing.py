@@ -6,10 +6,12 @@ choices before the first one that cannot be served yet are used, and the rest is
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
+from itertools import accumulate
 from math import gcd, lcm
 
 import numpy as np
@@ -162,8 +164,8 @@ class MixStream(Stream):
         self._repetitions = repetitions
         self._parts = _Inputs(parts, "Dataset.mix")
         self._weights = whole_weights(node.weights)
-        self._change_at: int | None = None
-        """The number of the first draw that the weights of the node decide, if it comes later."""
+        self._changes: deque[tuple[int, Weights]] = deque()
+        """From which draw on other weights decide, and which: at last those of the node."""
         self._ended: list[int] = []
         self._before: Array = np.zeros(len(parts), np.int64)
         """What was drawn before the proportions changed last: a weight, or a source that ended."""
@@ -173,10 +175,15 @@ class MixStream(Stream):
 
     def _restore(self, state: State) -> list[int]:
         """Returns what was drawn in the present proportions."""
-        weights = tuple(state["weights"])
-        if weights != self._weights:
-            # Operators may have to skip what was drawn when the state was saved: it comes again.
-            self._weights, self._change_at = weights, state["drawn"]
+        # Operators may have to skip what was drawn when the state was saved: it comes again, by the
+        # weights that decided it. Those may have changed, too, since the state was marked.
+        spans = [[state["weights"], state["drawn"]], *state.get("then", ())]
+        decided, own = [tuple(weights) for weights, _ in spans], self._weights
+        self._weights = decided[0]
+        if decided[-1] != own:
+            decided.append(own)
+        ends = accumulate((drawn for _, drawn in spans), max)
+        self._changes.extend(zip(ends, decided[1:], strict=False))
         self._ended, self._before = list(state["ended"]), np.array(state["before"])
         return list(state["counts"])
 
@@ -192,8 +199,8 @@ class MixStream(Stream):
 
     def pull(self, limit: int) -> Chunk:
         while (order := self._next_order()) is not None:
-            if self._change_at is not None:
-                limit = min(limit, self._change_at - self._drawn)
+            if self._changes:
+                limit = min(limit, self._changes[0][0] - self._drawn)
             supplies = self._parts.supply_all(order.peek(limit), (), skips=False)
             used = min(supply.cut for supply in supplies)
             failed = self._parts.give_back(supplies, used)
@@ -207,10 +214,10 @@ class MixStream(Stream):
         raise StopIteration
 
     def _next_order(self) -> DrawOrder | None:
-        """The order of the next draws, by the weights of the node as soon as they count."""
-        if self._change_at is not None and (self._order is None or self._drawn >= self._change_at):
+        """The order of the next draws, by the weights that decide the next one."""
+        while self._changes and (self._order is None or self._drawn >= self._changes[0][0]):
             self._before = self._before + self._counts
-            self._weights, self._change_at = whole_weights(self._node.weights), None
+            _, self._weights = self._changes.popleft()
             self._order = self._order_from(None)
         return self._order
 
@@ -240,13 +247,20 @@ class MixStream(Stream):
         ]
 
     def state(self) -> State:
-        """Also says how many draws these weights decide: all that were made when it is copied."""
+        """Also says how many draws its weights decide, and what others decide `then`.
+
+        The last ones decide all draws that were made when the state is copied.
+        """
+        ends = [*(end for end, _ in self._changes), Later(lambda: self._drawn)]
+        later = [list(weights) for _, weights in self._changes]
+        then = [list(span) for span in zip(later, ends[1:], strict=True)]
         return {
             "weights": list(self._weights),
             "counts": self._counts.tolist(),
             "before": self._before.tolist(),
             "ended": list(self._ended),
-            "drawn": Later(lambda: self._drawn) if self._change_at is None else self._change_at,
+            "drawn": ends[0],
+            **({"then": then} if then else {}),
         }
 
     def input_states(self) -> list[State]:
