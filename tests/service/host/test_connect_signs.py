@@ -8,7 +8,7 @@ from penstock.delivery.delivery_stream import DELIVERY
 from penstock.engine.figures import Figures, WorkerFigures
 from penstock.engine.meters import Meters
 from penstock.service.host.connect import ReaderSigns, find_slowest, measure_delivery
-from penstock.service.protocol.bottlenecks import UNKNOWN_BOTTLENECK, Bottleneck
+from penstock.service.protocol.messages import UNKNOWN_BOTTLENECK, Bottleneck
 from tests.integration.clusters import Cluster, until
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from penstock.service.logic.status import JobSigns, find_limit
-from penstock.service.protocol.bottlenecks import Bottleneck
+from penstock.service.protocol.messages import Bottleneck
 
 DECODE = Bottleneck("function", "map(decode at t.py:1)")
 SIGNS = JobSigns(

@@ -19,8 +19,8 @@ from penstock.service.host.runtime import MACHINE, Runtime
 from penstock.service.host.session import Session
 from penstock.service.logic.orders import Laps
 from penstock.service.protocol import timing
-from penstock.service.protocol.bottlenecks import Bottleneck
 from penstock.service.protocol.messages import (
+    Bottleneck,
     ClientHeartbeat,
     ClientHeartbeatReply,
     LastFact,

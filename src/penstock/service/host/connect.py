@@ -41,8 +41,8 @@ from penstock.service.host.services import HOME, REGISTERED_SEEDS, borrow
 from penstock.service.host.session import Session
 from penstock.service.logic.client import claims_of, known_streams, state_at
 from penstock.service.logic.feeds import Limits
-from penstock.service.protocol.bottlenecks import Bottleneck
 from penstock.service.protocol.messages import (
+    Bottleneck,
     DatasetInfo,
     JobOptions,
     OpenIteration,

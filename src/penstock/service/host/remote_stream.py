@@ -42,8 +42,8 @@ from penstock.service.logic.client import Reading, claims_of
 from penstock.service.logic.feeds import Failure, Limits, Piece
 from penstock.service.logic.recovery import describe_ranges
 from penstock.service.protocol import timing
-from penstock.service.protocol.bottlenecks import Bottleneck
 from penstock.service.protocol.messages import (
+    Bottleneck,
     ClientHeartbeat,
     ClientHeartbeatReply,
     LeaseReply,

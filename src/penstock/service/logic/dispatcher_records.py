@@ -18,10 +18,11 @@ import msgspec
 from penstock.plan.shape import ENDLESS, OWNED_FORMS, Form
 from penstock.service.logic.facts import ClientJoined, IterationBegun, StreamPlace
 from penstock.service.logic.leases import Consumed, Group, Lengths, Ranges
-from penstock.service.protocol.bottlenecks import UNKNOWN_BOTTLENECK, Bottleneck
 from penstock.service.protocol.messages import (
     AT_END,
     UNDECIDED,
+    UNKNOWN_BOTTLENECK,
+    Bottleneck,
     DatasetInfo,
     JobOptions,
     OpenIteration,

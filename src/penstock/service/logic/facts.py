@@ -11,8 +11,9 @@ from typing import ClassVar
 
 import msgspec
 
-from penstock.service.protocol.bottlenecks import UNKNOWN_BOTTLENECK, Bottleneck
 from penstock.service.protocol.messages import (
+    UNKNOWN_BOTTLENECK,
+    Bottleneck,
     DatasetInfo,
     JobOptions,
     Plain,

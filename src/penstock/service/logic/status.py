@@ -21,7 +21,7 @@ from penstock.service.logic.intervals import worker_heartbeat
 from penstock.service.logic.reader_checks import MODES
 from penstock.service.logic.state import State
 from penstock.service.protocol import timing
-from penstock.service.protocol.bottlenecks import UNKNOWN_BOTTLENECK, Bottleneck
+from penstock.service.protocol.messages import UNKNOWN_BOTTLENECK, Bottleneck
 
 STATUS_VERSION = 1
 """Increased when a field of the status changes its meaning or is removed."""

@@ -12,7 +12,6 @@ import msgspec
 
 from penstock.plan.shape import Form, Shape
 from penstock.service.protocol import timing
-from penstock.service.protocol.bottlenecks import UNKNOWN_BOTTLENECK, Bottleneck
 
 UNDECIDED = -1
 """The first lap of a stream of a coordinated read while its consumers have not agreed on one."""
@@ -232,6 +231,21 @@ class Lease(Message, frozen=True):
     last: LastFact | None = None
     """The last fact that a reply to this client rests on. A dispatcher that does not know it has
     lost facts."""
+
+
+class Bottleneck(Plain, frozen=True):
+    """The slowest operator on the workers, and the work of the reader itself."""
+
+    place: str = ""
+    """`source`, `function` or `operator`; empty if nothing is known."""
+    operator: str = ""
+    """The operator with its function and its place in the source: `map(decode at train.py:12)`."""
+    delivered: float = 0.0
+    """Seconds in which the reader brought elements to devices, since the last heartbeat."""
+
+
+UNKNOWN_BOTTLENECK = Bottleneck()
+"""What is known before a reader has reported it; it is not sent."""
 
 
 class ClientHeartbeat(Message, frozen=True):
