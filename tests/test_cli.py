@@ -29,8 +29,7 @@ from penstock.service.host.data_client import Link, Links
 from penstock.service.host.http_server import make_metrics_token
 from penstock.service.logic.fetching import Fetcher
 from penstock.service.protocol.messages import Work
-from penstock.service.protocol.versions import PROTOCOL
-from penstock.version import VERSION
+from penstock.version import PROTOCOL, VERSION
 from tests.integration.clusters import until
 
 COMMANDS = "dispatcher worker status top doctor certs metrics-token dashboard-link".split()

@@ -18,8 +18,7 @@ import pytest
 from penstock import errors
 from penstock.data import Dataset
 from penstock.data.experimental import service
-from penstock.service.protocol.versions import PROTOCOL
-from penstock.version import VERSION
+from penstock.version import PROTOCOL, VERSION
 from tests.integration.chaos.cluster import Program
 from tests.integration.installations import install
 from tests.integration.stage import Stage, staged

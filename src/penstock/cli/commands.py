@@ -18,8 +18,7 @@ from penstock.data.experimental.service.servers import DispatchServer, WorkerSer
 from penstock.errors import OpError
 from penstock.service.host.server_setup import DispatcherConfig, WorkerConfig
 from penstock.service.protocol import timing
-from penstock.service.protocol.versions import PROTOCOL
-from penstock.version import VERSION
+from penstock.version import PROTOCOL, VERSION
 
 Command = Callable[[argparse.Namespace], int]
 

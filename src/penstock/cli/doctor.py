@@ -24,8 +24,7 @@ from penstock.data.experimental.service.remote_datasets import distribute
 from penstock.engine.processes.chunk_memory import can_share
 from penstock.errors import OpError
 from penstock.service.protocol.messages import WorkerInfo
-from penstock.service.protocol.versions import PROTOCOL
-from penstock.version import VERSION
+from penstock.version import PROTOCOL, VERSION
 
 FINE, DOUBTFUL, WRONG = "ok", "warning", "wrong"
 _COLORS = {FINE: "\x1b[32m", DOUBTFUL: "\x1b[33m", WRONG: "\x1b[31m"}

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock import version
 from penstock.errors import (
     DataLossError,
     FailedPreconditionError,
@@ -28,7 +29,6 @@ from penstock.service.host.authentication import (
     make_proof,
     server_handshake,
 )
-from penstock.service.protocol import versions
 from tests.effort import examples
 
 TOKEN = b"the token"
@@ -214,8 +214,8 @@ def test_a_client_that_is_too_old(
     ends: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client, worker = ends
-    monkeypatch.setattr(versions, "OLDEST", 3)
-    monkeypatch.setattr(versions, "PROTOCOL", 4)
+    monkeypatch.setattr(version, "OLDEST", 3)
+    monkeypatch.setattr(version, "PROTOCOL", 4)
     refused = beside(lambda: server_handshake(worker, TOKEN, deadline()))
     message = "^speaks protocol 4 of penstock and refuses this process, .* upgrade penstock here"
     with pytest.raises(FailedPreconditionError, match=message):
@@ -233,8 +233,8 @@ def test_neighbours_and_newer_clients_are_admitted(
     ends: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch, theirs: int
 ) -> None:
     client, worker = ends
-    monkeypatch.setattr(versions, "OLDEST", 3)
-    monkeypatch.setattr(versions, "PROTOCOL", 4)
+    monkeypatch.setattr(version, "OLDEST", 3)
+    monkeypatch.setattr(version, "PROTOCOL", 4)
     admitted = beside(lambda: server_handshake(worker, TOKEN, deadline()))
     client_handshake(client, TOKEN, Terms(protocol=theirs), deadline())
     assert admitted.get(timeout=SOON).terms.protocol == theirs

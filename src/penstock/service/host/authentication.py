@@ -7,7 +7,7 @@
 
 All parts of this handshake have fixed sizes (a server reads 120 bytes) and must arrive before a
 deadline; nothing is decoded. Both sides then know a key that belongs to this connection alone, and
-that they can talk to each other (`protocol.versions`).
+that they can talk to each other (`penstock.version`).
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
+from penstock import version
 from penstock.errors import (
     DataLossError,
     FailedPreconditionError,
     UnauthenticatedError,
     UnavailableError,
 )
-from penstock.service.protocol import versions
 
 DATA, CONTROL = b"penstock data 6\n", b"penstock ctrl 3\n"
 """Marks: the purpose of a connection, and the form of its handshake. Both sides send theirs first.
@@ -65,7 +65,7 @@ class Terms(NamedTuple):
     own_port: int = 0
     other_port: int = 0
     plan: bytes = bytes(32)
-    protocol: int = versions.PROTOCOL
+    protocol: int = version.PROTOCOL
 
     def is_direct(self, connected: socket.socket) -> bool:
         """Whether the client sees the ports that the worker sees at its socket `connected`."""
@@ -142,9 +142,9 @@ def server_handshake(
         _send(connected, _REJECTED + bytes(_VERSION.size + _LOSS.size + PROOF_SIZE), deadline)
         raise UnauthenticatedError("the client does not know the token")
     terms = Terms(*_TERMS.unpack(asked[-_TERMS.size :]))
-    mismatch = versions.describe_mismatch(terms.protocol, "upgrade penstock there")
+    mismatch = version.describe_mismatch(terms.protocol, "upgrade penstock there")
     verdict = _TOO_OLD if mismatch else _ACCEPTED if has_room() else _FULL
-    said = verdict + _VERSION.pack(versions.PROTOCOL) + last_loss(terms.plan).pack()
+    said = verdict + _VERSION.pack(version.PROTOCOL) + last_loss(terms.plan).pack()
     _send(connected, said + make_proof(token, _SERVER, said, asked, answered), deadline)
     if mismatch:
         raise FailedPreconditionError(f"the client {mismatch}")
@@ -180,8 +180,8 @@ def client_handshake(
 def _check_verdict(verdict: bytes, protocol: int) -> None:
     """Raises if the server, of this version of the protocol, does not talk to this process."""
     if verdict == _TOO_OLD:
-        raise FailedPreconditionError(versions.describe_refusal(protocol))
-    mismatch = versions.describe_mismatch(protocol, "upgrade penstock there")
+        raise FailedPreconditionError(version.describe_refusal(protocol))
+    mismatch = version.describe_mismatch(protocol, "upgrade penstock there")
     if mismatch is not None:
         raise FailedPreconditionError(mismatch)
     if verdict == _FULL:
