@@ -17,8 +17,7 @@ from penstock.data import Dataset, Options
 from penstock.errors import InvalidArgumentError
 from penstock.service.host import reader_traces, tracer
 from penstock.service.host.reader_traces import ReaderTraces, read_every
-from penstock.service.logic.asks import Ask
-from penstock.service.logic.feeds import Feed
+from penstock.service.logic.feeds import Ask, Feed
 from tests.integration.clusters import Cluster, until
 
 Spans = dict[str, list[ReadableSpan]]

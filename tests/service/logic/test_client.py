@@ -17,9 +17,8 @@ from penstock.errors import (
     UnavailableError,
 )
 from penstock.plan.shape import GUESS, Shape
-from penstock.service.logic.asks import Ask
 from penstock.service.logic.client import Reading, claims_of, merge_states
-from penstock.service.logic.feeds import NOWHERE, Failure, Feed, Limits
+from penstock.service.logic.feeds import NOWHERE, Ask, Failure, Feed, Limits
 from penstock.service.logic.fetching import Fetcher
 from penstock.service.logic.orders import LeaseOrder, SequentialOrder
 from penstock.service.protocol.data_messages import LARGE_STATE, Mark

@@ -6,8 +6,7 @@ from collections import deque
 
 import pytest
 
-from penstock.service.logic.asks import Ask
-from penstock.service.logic.feeds import Limits
+from penstock.service.logic.feeds import Ask, Limits
 from penstock.service.logic.fetching import Fetcher
 from penstock.service.logic.orders import SequentialOrder
 

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from penstock.engine.trail import WIDTH
 from penstock.errors import NotFoundError
 from penstock.plan.shape import Shape
-from penstock.service.logic.asks import Ask
 from penstock.service.logic.client import Reading
-from penstock.service.logic.feeds import Failure, Limits
+from penstock.service.logic.feeds import Ask, Failure, Limits
 from penstock.service.logic.fetching import Fetcher
 from penstock.service.logic.interleave_order import InputFeed, Placed
 from penstock.service.protocol.messages import OpenIterationReply, Work

@@ -26,9 +26,8 @@ from penstock.plan.shape import Form
 from penstock.service.host.agent import Agent
 from penstock.service.host.data_client import Link, Links
 from penstock.service.host.reader_traces import ReaderTraces
-from penstock.service.logic.asks import Ask
 from penstock.service.logic.crashes import Blame
-from penstock.service.logic.feeds import Failure, Feed, Piece
+from penstock.service.logic.feeds import Ask, Failure, Feed, Piece
 from penstock.service.logic.fetching import Fetcher
 from penstock.service.logic.interleave_order import InputFeed, Placed
 from penstock.service.protocol import timing

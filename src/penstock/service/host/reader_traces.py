@@ -21,8 +21,7 @@ from penstock.service.host.tracer import (
     make_span,
     mark_failed,
 )
-from penstock.service.logic.asks import Ask
-from penstock.service.logic.feeds import Feed
+from penstock.service.logic.feeds import Ask, Feed
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span, Tracer

@@ -37,9 +37,8 @@ from penstock.service.host.deliveries import Deliveries
 from penstock.service.host.reader_traces import ReaderTraces
 from penstock.service.host.runtime import MACHINE, Bell, Runtime
 from penstock.service.host.session import Session
-from penstock.service.logic.asks import Ask
 from penstock.service.logic.client import Reading, claims_of
-from penstock.service.logic.feeds import Failure, Limits, Piece
+from penstock.service.logic.feeds import Ask, Failure, Limits, Piece
 from penstock.service.logic.recovery import describe_ranges
 from penstock.service.protocol import timing
 from penstock.service.protocol.messages import (

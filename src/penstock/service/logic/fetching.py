@@ -11,7 +11,6 @@ from collections.abc import Collection, Iterable
 from itertools import chain
 
 from penstock.errors import OpError, UnavailableError
-from penstock.service.logic.asks import Ask, Asks
 from penstock.service.logic.crashes import Blame
 from penstock.service.logic.feeds import (
     DEPTH,
@@ -19,6 +18,8 @@ from penstock.service.logic.feeds import (
     KEPT_BLOCK,
     LEAST_AHEAD,
     SHORT,
+    Ask,
+    Asks,
     Failure,
     Feed,
     Limits,
