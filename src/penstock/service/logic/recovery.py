@@ -30,9 +30,8 @@ from penstock.service.logic.facts import (
     StreamsPlaced,
     WorkerJoined,
 )
-from penstock.service.logic.intervals import intervals_of
 from penstock.service.logic.leases import Group
-from penstock.service.logic.state import State
+from penstock.service.logic.state import State, intervals_of
 from penstock.service.protocol.messages import (
     ClientHeartbeat,
     LastFact,

@@ -17,9 +17,8 @@ from penstock.service.logic.dispatcher_records import (
     Throughput,
     WorkerRecord,
 )
-from penstock.service.logic.intervals import worker_heartbeat
 from penstock.service.logic.reader_checks import MODES
-from penstock.service.logic.state import State
+from penstock.service.logic.state import State, worker_heartbeat
 from penstock.service.protocol import timing
 from penstock.service.protocol.messages import UNKNOWN_BOTTLENECK, Bottleneck
 

@@ -2,9 +2,8 @@
 
 import pytest
 
-from penstock.service.logic.intervals import intervals_of, worker_heartbeat
 from penstock.service.logic.recovery import stamp_reply
-from penstock.service.logic.state import Settings
+from penstock.service.logic.state import Settings, intervals_of, worker_heartbeat
 from penstock.service.protocol import timing
 from penstock.service.protocol.messages import (
     FEW_CLIENTS,
