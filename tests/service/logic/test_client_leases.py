@@ -1,6 +1,6 @@
 """When a reader asks for leases, and for how many elements."""
 
-from penstock.service.logic.client_leases import LeaseRequests
+from penstock.service.logic.client import LeaseRequests
 from penstock.service.protocol import timing
 from penstock.service.protocol.messages import (
     FEW_CLIENTS,
