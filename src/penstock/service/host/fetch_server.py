@@ -18,6 +18,7 @@ import select
 import threading
 import time
 from collections import deque
+from collections.abc import Iterator
 from functools import partial
 from typing import Protocol
 
@@ -29,7 +30,13 @@ from penstock.errors import DataLossError, InvalidArgumentError, OpError, Unavai
 from penstock.service.host.data_connection import Connection
 from penstock.service.host.runtime import MACHINE, Runtime
 from penstock.service.host.tasks import Fetched, FetchedChunk, Task, Tasks
-from penstock.service.host.worker_traces import trace_answer
+from penstock.service.host.tracer import (
+    Attributes,
+    contain_errors,
+    find_parent,
+    find_tracer,
+    make_span,
+)
 from penstock.service.protocol import timing
 from penstock.service.protocol.data_messages import (
     CloseTask,
@@ -329,7 +336,7 @@ class FetchServer:
                 is_cancelled=self._is_over,
             )
             if fetch.trace:
-                parts = trace_answer(fetch.trace, parts, started, self._owner.address)
+                parts = _trace_answer(fetch.trace, parts, started, self._owner.address)
             for part in parts:
                 self._send(fetch, task, part)
                 at += len(part.chunk) if isinstance(part, FetchedChunk) else 1
@@ -451,3 +458,40 @@ def _is_later(message: ToWorker, fetch: Fetch) -> bool:
 
 def _warn(connection: Connection, error: DataLossError) -> None:
     _LOG.warning("worker: %s: %s; the connection ends", connection.peer, error.message)
+
+
+# What a worker adds to the trace of an element: spans of its making and of its sending
+
+
+def _trace_answer(
+    carried: str, parts: Iterator[Fetched], started: int, worker: str
+) -> Iterator[Fetched]:
+    """Yields `parts`, and makes the spans of the first one for the trace that a request carries.
+
+    A part is made until it is yielded, and sent until the caller asks for the next one.
+    """
+    tracer = find_tracer()
+    first = next(parts, None)
+    if first is None:
+        return
+    made = time.time_ns()
+    yield first
+    sent = time.time_ns()
+    if tracer is not None:
+        with contain_errors():
+            parent, attributes = find_parent(carried), _describe_part(first, worker)
+            error = "" if isinstance(first, FetchedChunk) else first.fault.kind
+            make_span(tracer, "penstock.make", parent, (started, made), attributes, error)
+            make_span(tracer, "penstock.send", parent, (made, sent), attributes)
+    yield from parts
+
+
+def _describe_part(part: Fetched, worker: str) -> Attributes:
+    if not isinstance(part, FetchedChunk):
+        return {"penstock.worker": worker, "penstock.elements": 1}
+    return {
+        "penstock.worker": worker,
+        "penstock.elements": len(part.chunk),
+        "penstock.bytes": part.chunk.nbytes,
+        "penstock.making_seconds": part.seconds,
+    }
