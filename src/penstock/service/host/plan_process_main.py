@@ -25,7 +25,7 @@ import msgspec
 from penstock.engine.call_watch import RECORD_SIZE, CallWatch, start_watch
 from penstock.engine.processes.descriptors import receive_descriptor
 from penstock.errors import OpError
-from penstock.service.host import tracer
+from penstock.service.host import traces
 from penstock.service.host.data_connection import Connection
 from penstock.service.host.data_server import AcceptedClient
 from penstock.service.host.fetch_server import FetchGate, serve
@@ -152,7 +152,7 @@ class PlanProcessMain:
             case Begin(address, watched):
                 if watched:
                     start_watch(open_watch(descriptor))
-                tracer.set_up()
+                traces.set_up()
                 self._tasks = self._make_tasks(address)
             case TakeClient(number, protocol, name, compression, checks):
                 connected = socket.socket(fileno=descriptor)
@@ -184,7 +184,7 @@ class PlanProcessMain:
         to return, nor for a collector of spans."""
         if hasattr(self, "_tasks"):
             deadline = time.monotonic() + timing.PLAN_PROCESS_CLOSE
-            for thread in [_start_thread(task) for task in (self._tasks.close, tracer.flush)]:
+            for thread in [_start_thread(task) for task in (self._tasks.close, traces.flush)]:
                 thread.join(max(0.0, deadline - time.monotonic()))
 
     def _drain(self) -> None:

@@ -34,9 +34,9 @@ from penstock.plan.shape import Form, Shape
 from penstock.service.host.agent import Agent, LeasesLost
 from penstock.service.host.data_client import Connect, Link, Links
 from penstock.service.host.deliveries import Deliveries
-from penstock.service.host.reader_traces import ReaderTraces
 from penstock.service.host.runtime import MACHINE, Bell, Runtime
 from penstock.service.host.session import Session
+from penstock.service.host.traces import ReaderTraces
 from penstock.service.logic.client import Reading, claims_of
 from penstock.service.logic.feeds import Ask, Failure, Limits, Piece
 from penstock.service.logic.recovery import describe_ranges

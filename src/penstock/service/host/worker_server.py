@@ -23,7 +23,7 @@ from penstock.engine.processes import fork_server
 from penstock.engine.processes.chunk_memory import host_id
 from penstock.engine.processes.fork_server import ForkServer
 from penstock.errors import CancelledError, FailedPreconditionError, OpError
-from penstock.service.host import plan_process_main, tracer
+from penstock.service.host import plan_process_main, traces
 from penstock.service.host.connect import connect
 from penstock.service.host.control_client import ControlClient
 from penstock.service.host.data_connection import Connection
@@ -83,12 +83,12 @@ class Worker(Lifecycle):
         This forks, so call it before `start`, in the main thread of a process that has no other
         threads yet. Where the system cannot do this, plans run in this process.
         """
-        tracer.prepare()  # Before it forks: plan processes then find it loaded.
+        traces.prepare()  # Before it forks: plan processes then find it loaded.
         if fork_server.AVAILABLE:
             make_tasks = partial(_make_tasks, self._control(), *self._decoding())
             self._fork_server = ForkServer.fork(partial(plan_process_main.run, make_tasks))
         else:
-            tracer.set_up()
+            traces.set_up()
 
     def _begin(self) -> None:
         """Registers and serves; raises UnavailableError if the dispatcher does not answer."""

@@ -15,8 +15,8 @@ from opentelemetry.trace import StatusCode, Tracer
 from penstock import TensorSpec
 from penstock.data import Dataset, Options
 from penstock.errors import InvalidArgumentError
-from penstock.service.host import reader_traces, tracer
-from penstock.service.host.reader_traces import ReaderTraces, read_every
+from penstock.service.host import traces
+from penstock.service.host.traces import ReaderTraces, read_every
 from penstock.service.logic.feeds import Ask, Feed
 from tests.integration.clusters import Cluster, until
 
@@ -47,7 +47,7 @@ class Collected:
 @pytest.fixture
 def collected(monkeypatch: pytest.MonkeyPatch) -> Collected:
     made = Collected()
-    monkeypatch.setattr(tracer, "_provider", made.provider)
+    monkeypatch.setattr(traces, "_provider", made.provider)
     monkeypatch.setenv("PENSTOCK_TRACE_EVERY", "1")
     return made
 
@@ -143,7 +143,7 @@ def test_the_sampler_of_the_program_decides(
     cluster: Cluster, collected: Collected, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     never = Collected(sampler=ALWAYS_OFF)
-    monkeypatch.setattr(tracer, "_provider", never.provider)
+    monkeypatch.setattr(traces, "_provider", never.provider)
     assert len(list(numbers(40).apply(cluster.distribute()))) == 40
     assert never.by_name() == {}
 
@@ -154,7 +154,7 @@ def test_nothing_is_traced_without_a_tracer_or_with_0(
 ) -> None:
     monkeypatch.setenv("PENSTOCK_TRACE_EVERY", every)
     if not every:
-        monkeypatch.setattr(tracer, "_provider", None)
+        monkeypatch.setattr(traces, "_provider", None)
     assert len(list(numbers(40).apply(cluster.distribute()))) == 40
     assert collected.by_name() == {}
 
@@ -223,14 +223,14 @@ def ask(feed: Feed, request: int, start: int, stop: int) -> Ask:
 
 def test_an_element_that_was_lost_keeps_its_trace() -> None:
     collected = Collected()
-    traces, feed = ReaderTraces(collected.tracer, 100, {}), Feed(3)
-    carried = traces.request(ask(feed, 1, 0, 4))
-    assert traces.request(ask(feed, 2, 4, 8)) == ""
-    assert traces.request(ask(feed, 3, 0, 4)) == carried
-    traces.note_arrival(1, 0)  # Of the worker that was lost.
+    reader, feed = ReaderTraces(collected.tracer, 100, {}), Feed(3)
+    carried = reader.request(ask(feed, 1, 0, 4))
+    assert reader.request(ask(feed, 2, 4, 8)) == ""
+    assert reader.request(ask(feed, 3, 0, 4)) == carried
+    reader.note_arrival(1, 0)  # Of the worker that was lost.
     feed.next = 1
-    traces.note_arrival(3, 0)
-    traces.note_pull(0.5)
+    reader.note_arrival(3, 0)
+    reader.note_pull(0.5)
     [element], [hand_out] = collected.by_name().values()
     hand_out, element = sorted((element, hand_out), key=lambda span: span.name, reverse=True)
     assert [(e.name, dict(e.attributes or {})) for e in element.events] == [
@@ -241,16 +241,16 @@ def test_an_element_that_was_lost_keeps_its_trace() -> None:
 
 def test_there_is_no_trace_of_an_element_behind_the_end() -> None:
     collected = Collected()
-    traces, feed = ReaderTraces(collected.tracer, 1, {}), Feed(0)
-    assert traces.request(ask(feed, 1, 0, 4))
+    reader, feed = ReaderTraces(collected.tracer, 1, {}), Feed(0)
+    assert reader.request(ask(feed, 1, 0, 4))
     feed.end(0)
-    traces.note_pull(0.0)
-    traces.close()
+    reader.note_pull(0.0)
+    reader.close()
     assert collected.by_name() == {}
 
 
 def test_a_reader_follows_a_bounded_number_of_elements(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reader_traces, "_MOST_FOLLOWED", 3)
-    traces, feed = ReaderTraces(Collected().tracer, 1, {}), Feed(0)
-    carried = [traces.request(ask(feed, number, number, number + 1)) for number in range(5)]
+    monkeypatch.setattr(traces, "_MOST_FOLLOWED", 3)
+    reader, feed = ReaderTraces(Collected().tracer, 1, {}), Feed(0)
+    carried = [reader.request(ask(feed, number, number, number + 1)) for number in range(5)]
     assert list(map(bool, carried)) == [True, True, True, False, False]

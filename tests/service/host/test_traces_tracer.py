@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from opentelemetry.sdk.trace import TracerProvider
 
-from penstock.service.host import tracer
+from penstock.service.host import traces
 
 ENDPOINT = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1"}
 
@@ -16,13 +16,13 @@ ENDPOINT = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1"}
 @pytest.fixture
 def environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
     """An environment that names a collector, for a process that has no provider yet."""
-    monkeypatch.setattr(tracer, "_provider", None)
-    monkeypatch.setattr(tracer, "_is_prepared", None)
+    monkeypatch.setattr(traces, "_provider", None)
+    monkeypatch.setattr(traces, "_is_prepared", None)
     for name, value in ENDPOINT.items():
         monkeypatch.setenv(name, value)
     yield monkeypatch
-    if tracer._provider is not None:
-        tracer._provider.shutdown()
+    if traces._provider is not None:
+        traces._provider.shutdown()
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]
     ],
 )
 def test_variables_say_whether_spans_are_sent(variables: dict[str, str], wanted: bool) -> None:
-    assert tracer.is_wanted(variables) == wanted
+    assert traces.is_wanted(variables) == wanted
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_other_exporters_are_named(
     variable: dict[str, str], caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING, "penstock.service"):
-        assert not tracer.is_wanted({**ENDPOINT, **variable})
+        assert not traces.is_wanted({**ENDPOINT, **variable})
     assert next(iter(variable.values())) in caplog.text
     assert "set OTEL_TRACES_EXPORTER=otlp" in caplog.text
 
@@ -67,11 +67,11 @@ def test_a_missing_package_is_named_once(
     def refuse(name: str, *arguments: Any) -> Any:
         raise ModuleNotFoundError(name=name)
 
-    environment.setattr(tracer.importlib, "import_module", refuse)
+    environment.setattr(traces.importlib, "import_module", refuse)
     with caplog.at_level(logging.WARNING, "penstock.service"):
-        tracer.prepare()
-        tracer.set_up()
-    assert tracer.find_tracer() is None
+        traces.prepare()
+        traces.set_up()
+    assert traces.find_tracer() is None
     [record] = caplog.records
     assert 'pip install "penstock[traces]"' in record.getMessage()
 
@@ -81,27 +81,27 @@ def test_a_wrong_variable_is_a_warning(
 ) -> None:
     environment.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "-1")
     with caplog.at_level(logging.WARNING, "penstock.service"):
-        tracer.set_up()
-    assert tracer.find_tracer() is None
+        traces.set_up()
+    assert traces.find_tracer() is None
     assert "worker: it sends no spans: " in caplog.text
 
 
 @pytest.mark.parametrize(("variable", "name"), [("", "penstock-worker"), ("mine", "mine")])
 def test_the_name_of_the_service(variable: str, name: str, environment: pytest.MonkeyPatch) -> None:
     environment.setenv("OTEL_SERVICE_NAME", variable)
-    tracer.set_up()
-    assert isinstance(tracer._provider, TracerProvider)
-    assert tracer._provider.resource.attributes["service.name"] == name
-    assert tracer.find_tracer() is not None
+    traces.set_up()
+    assert isinstance(traces._provider, TracerProvider)
+    assert traces._provider.resource.attributes["service.name"] == name
+    assert traces.find_tracer() is not None
 
 
 def test_a_program_without_opentelemetry_has_no_tracer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tracer, "_provider", None)
-    assert tracer.find_tracer() is None  # These tests set no provider for the whole program.
-    monkeypatch.delitem(tracer.sys.modules, "opentelemetry.trace")
+    monkeypatch.setattr(traces, "_provider", None)
+    assert traces.find_tracer() is None  # These tests set no provider for the whole program.
+    monkeypatch.delitem(traces.sys.modules, "opentelemetry.trace")
 
     def refuse(name: str, *arguments: Any) -> Any:
         raise AssertionError(name)
 
     monkeypatch.setattr(builtins, "__import__", refuse)
-    assert tracer.find_tracer() is None
+    assert traces.find_tracer() is None
