@@ -16,9 +16,8 @@ from penstock.errors import (
     UnavailableError,
 )
 from penstock.service.host import compression
-from penstock.service.host.body_slices import SLICE
 from penstock.service.host.data_connection import Connection
-from penstock.service.host.sockets import Channel, DescriptorChannel
+from penstock.service.host.sockets import SLICE, Channel, DescriptorChannel
 from penstock.service.protocol import data_messages
 from penstock.service.protocol.data_messages import (
     MESSAGE,

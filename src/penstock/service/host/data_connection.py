@@ -37,9 +37,8 @@ from penstock.errors import (
     UnavailableError,
 )
 from penstock.service.host.authentication import ProcessLoss
-from penstock.service.host.body_slices import BodySlices, take_first
 from penstock.service.host.compression import Compressor, decompress
-from penstock.service.host.sockets import Channel, Part
+from penstock.service.host.sockets import BodySlices, Channel, Part, take_first
 from penstock.service.protocol.data_messages import (
     CHECK_SIZE,
     HEAD_SIZE,

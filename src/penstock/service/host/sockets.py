@@ -1,4 +1,4 @@
-"""Sockets and addresses, and channels, which move many parts of bytes through a socket at once.
+"""Sockets, addresses, and channels, which move many parts of bytes through a socket, in slices.
 
 `localhost` is 127.0.0.1 for servers and clients alike, so that both mean the same address even
 where the name has an IPv6 address as well. A Unix socket has an abstract name, which is gone when
@@ -11,7 +11,6 @@ Errors of the socket are raised as they are (OSError).
 from __future__ import annotations
 
 import array
-import collections
 import contextlib
 import errno
 import ipaddress
@@ -22,7 +21,9 @@ import socket
 import ssl
 import struct
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -313,7 +314,7 @@ class DescriptorChannel(Channel):
 
     def __init__(self, connected: socket.socket) -> None:
         super().__init__(connected)
-        self._descriptors: collections.deque[int] = collections.deque()
+        self._descriptors: deque[int] = deque()
 
     def receive(self, view: memoryview) -> int:
         return self._receive_both(view, _CLOSED_ON_EXEC)
@@ -460,3 +461,64 @@ def _copy_bytes(
 def _shut_both(channel: TlsChannel, plain: socket.socket) -> None:
     channel.shut()
     shut(plain)
+
+
+# Slices of bodies with checksums: the network carries one slice while the next one is checked.
+# Every slice costs a system call, which releases the GIL. If another thread runs Python, this
+# thread then waits for the GIL up to `sys.getswitchinterval()`. So bodies are not cut while slices
+# are slow.
+
+
+SLICE = 512 << 10
+"""Bytes that stay in a core's cache between the checksum and the copy of the system call."""
+
+_LARGEST_UNCUT = SLICE + SLICE // 2
+"""Bodies of more bytes are cut."""
+
+_TIMED_SLICES = 3
+"""Slices whose time is measured together: the system takes several at once from a full buffer."""
+
+_UNCUT_BODIES = 64
+"""Bodies that are not cut after slow slices."""
+
+
+class BodySlices:
+    """Decides into which slices the bodies of one direction of a connection are cut."""
+
+    def __init__(self) -> None:
+        self._uncut = 0
+        """How many of the next bodies are not cut."""
+        self._count, self._seconds = 0, 0.0
+        """Slices since the last decision, and their time."""
+
+    def sizes(self, size: int) -> Iterator[int]:
+        """The sizes of consecutive slices of a body. The caller sends or receives a slice before
+        it asks for the next size: that is how slow slices are noticed.
+        """
+        while size > _LARGEST_UNCUT and not self._uncut:
+            began = time.perf_counter()
+            yield SLICE
+            size -= SLICE
+            self._record(time.perf_counter() - began)
+        self._uncut = max(0, self._uncut - 1)
+        yield size
+
+    def _record(self, seconds: float) -> None:
+        self._count, self._seconds = self._count + 1, self._seconds + seconds
+        if self._count == _TIMED_SLICES:
+            if self._seconds > _TIMED_SLICES * timing.SLOW_SLICE:
+                self._uncut = _UNCUT_BODIES
+            self._count, self._seconds = 0, 0.0
+
+
+def take_first(parts: deque[Part], size: int) -> list[Part]:
+    """Removes the first `size` bytes from `parts`, and parts without bytes behind them."""
+    taken: list[Part] = []
+    while parts and len(parts[0]) <= size:
+        size -= len(parts[0])
+        taken.append(parts.popleft())
+    if size:
+        first = memoryview(parts[0])
+        taken.append(first[:size])
+        parts[0] = first[size:]
+    return taken

@@ -213,6 +213,10 @@ EXHAUSTED = 0.1
 REFUSAL_LOG = 60.0
 """The time between two log lines about connections that were refused."""
 
+SLOW_SLICE = 0.003
+"""A slice of a body that takes longer to send is slow: its thread waits for the GIL, or the network
+is so slow that the time of a checksum does not matter."""
+
 RECONNECT = 2.0
 """After this time a client tries again to reach a worker that it could not reach."""
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.service.host import body_slices
-from penstock.service.host.body_slices import SLICE, BodySlices, take_first
+from penstock.service.host import sockets
+from penstock.service.host.sockets import SLICE, BodySlices, take_first
 
 
 class Clock:
@@ -21,7 +21,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr(body_slices, "time", made)
+    monkeypatch.setattr(sockets, "time", made)
     return made
 
 
@@ -32,7 +32,7 @@ def test_small_bodies_are_not_cut(size: int, clock: Clock) -> None:
 
 @given(st.integers(0, 20 * SLICE))
 def test_large_bodies_are_cut_into_slices_that_fit_in_a_cache(size: int) -> None:
-    with mock.patch.object(body_slices, "time", Clock()):
+    with mock.patch.object(sockets, "time", Clock()):
         sizes = list(BodySlices().sizes(size))
     assert sum(sizes) == size
     if size > 2 * SLICE:
