@@ -15,8 +15,7 @@ from penstock.errors import (
     DeadlineExceededError,
     UnavailableError,
 )
-from penstock.service.host import compression
-from penstock.service.host.data_connection import Connection
+from penstock.service.host.data_connection import COMPRESS_ALWAYS, Compressor, Connection
 from penstock.service.host.sockets import SLICE, Channel, DescriptorChannel
 from penstock.service.protocol import data_messages
 from penstock.service.protocol.data_messages import (
@@ -114,9 +113,7 @@ def test_bytes_that_are_not_compressed(packed: str) -> None:
 
 
 def test_bytes_that_become_too_few() -> None:
-    _, (squeezed,) = compression.Compressor(compression.ALWAYS).compress(
-        [memoryview(bytes(5000))], 5000
-    )
+    _, (squeezed,) = Compressor(COMPRESS_ALWAYS).compress([memoryview(bytes(5000))], 5000)
     columns, _ = pack_columns(rows_of(6000))
     rows = Rows(1, 0, 1, columns, nbytes=6016, packed="lz4")
     refused(frame(rows, bytes(squeezed)), "5000 bytes instead of 6016")
@@ -238,7 +235,7 @@ def test_a_worker_sends_the_checksum_of_every_byte(size: int) -> None:
 
 
 def test_damaged_bytes_are_not_uncompressed() -> None:
-    squeezed = compression.Compressor(compression.ALWAYS).compress([memoryview(bytes(6016))], 6016)
+    squeezed = Compressor(COMPRESS_ALWAYS).compress([memoryview(bytes(6016))], 6016)
     body = bytes(squeezed[1][0])
     columns, _ = pack_columns(rows_of(6000))
     rows = Rows(1, 0, 1, columns, nbytes=6016, packed=squeezed[0], checked=True)

@@ -69,7 +69,7 @@ def test_no_other_module_of_the_service_has_durations() -> None:
         "_LATER",
         "FADING",
         "_MIN_BUSY",
-        "_SLOW",
+        "_SLOW_NETWORK",
         "BUSY",
         "DELIVERING",
         "SMALL_LAG",

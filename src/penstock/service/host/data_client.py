@@ -27,8 +27,7 @@ from penstock.errors import (
     UnavailableError,
 )
 from penstock.service.host.authentication import ProcessLoss, Terms, client_handshake
-from penstock.service.host.compression import mode_of
-from penstock.service.host.data_connection import Connection
+from penstock.service.host.data_connection import Connection, compression_mode
 from penstock.service.host.runtime import MACHINE, Bell, Runtime
 from penstock.service.host.security import Security
 from penstock.service.host.sockets import (
@@ -60,7 +59,7 @@ def connect_data(
     own. `own_host` is the `host_id` of this process. The connection fails when the network carries
     nothing for `patience` seconds.
     """
-    terms = Terms(mode_of(compression), plan=plan)
+    terms = Terms(compression_mode(compression), plan=plan)
     if protocol not in (None, "tcp", "shm"):
         raise InvalidArgumentError(
             f'data_transfer_protocol must be None, "tcp" or "shm", got {protocol!r}'

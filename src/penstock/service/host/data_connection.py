@@ -1,8 +1,8 @@
-"""Data connections: messages and chunks between a client and a worker, after the handshake.
+"""Data connections: messages and chunks, perhaps compressed, between a client and a worker.
 
-One thread may send while another receives. After an error the connection is closed: a message that
-was half sent or half read cannot be completed. A receiver checks every size before it allocates
-memory for it.
+They begin after the handshake. One thread may send while another receives. After an error the
+connection is closed: a message that was half sent or half read cannot be completed. A receiver
+checks every size before it allocates memory for it.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from itertools import chain
 from typing import Any
 
 import numpy as np
+from lz4 import block as lz4
 from msgspec.structs import replace
 
 from penstock.element.chunk import Chunk
@@ -37,7 +38,6 @@ from penstock.errors import (
     UnavailableError,
 )
 from penstock.service.host.authentication import ProcessLoss
-from penstock.service.host.compression import Compressor, decompress
 from penstock.service.host.sockets import BodySlices, Channel, Part, take_first
 from penstock.service.protocol.data_messages import (
     CHECK_SIZE,
@@ -498,3 +498,80 @@ class FrameReader:
         left = self._end - self._start
         self._buffer[:left] = self._buffer[self._start : self._end].tobytes()
         self._start, self._end = 0, left
+
+
+# Compression of elements that travel through a network; never on one machine.
+# The client requests a mode, the worker decides for each frame, and the frame says what it did.
+
+
+COMPRESS_NEVER, COMPRESS_AUTO, COMPRESS_ALWAYS = range(3)
+_COMPRESSION_MODES = {None: COMPRESS_NEVER, "AUTO": COMPRESS_AUTO, "SNAPPY": COMPRESS_ALWAYS}
+
+LZ4 = "lz4"
+"""The name by which a frame says that it is compressed."""
+
+_LEAST_COMPRESSED = 4 << 10  # Smaller bodies are not compressed.
+_MOST_COMPRESSED = 1 << 30  # Larger bodies are not compressed.
+_SLOW_NETWORK = 300e6  # Bytes per second; compression would slow a faster network down.
+_SAMPLE = 64 << 10  # Bytes that `learn` compresses to see whether compression pays.
+_PROBE_EVERY = 64  # Of so many bodies one is sent uncompressed, to measure the network again.
+
+
+def compression_mode(compression: str | None) -> int:
+    """The number of a mode, as sent in the handshake."""
+    if compression not in _COMPRESSION_MODES:
+        raise InvalidArgumentError(
+            f'compression must be None, "AUTO" or "SNAPPY", got {compression!r}'
+        )
+    return _COMPRESSION_MODES[compression]
+
+
+class Compressor:
+    """Compresses what a worker sends to one client, in the mode that the client requested."""
+
+    def __init__(self, mode: int) -> None:
+        self._always = mode == COMPRESS_ALWAYS
+        self._pays = False
+        self._number = 0
+
+    def compress(
+        self, parts: Sequence[memoryview], size: int
+    ) -> tuple[str, Sequence[bytes | memoryview]]:
+        """The name of the compression (empty: none), and the parts to send."""
+        self._number += 1
+        fits = _LEAST_COMPRESSED <= size <= _MOST_COMPRESSED
+        if not fits or not (self._always or self._is_worthwhile()):
+            return "", parts
+        compressed = _compress_parts(parts)
+        return (LZ4, [compressed]) if len(compressed) < size else ("", parts)
+
+    def _is_worthwhile(self) -> bool:
+        return self._pays and self._number % _PROBE_EVERY != 0
+
+    def learn(self, parts: Sequence[memoryview], size: int, seconds: float) -> None:
+        """Decides, from the time that uncompressed parts took, whether to compress later ones."""
+        if self._always or size < _SAMPLE:
+            return
+        self._pays = False
+        if size / max(seconds, 1e-9) < _SLOW_NETWORK:
+            sample = max(parts, key=len)[:_SAMPLE]
+            self._pays = len(_compress_parts([sample])) < 0.7 * len(sample)
+
+
+def _compress_parts(parts: Sequence[memoryview]) -> bytes:
+    whole: bytes = lz4.compress(b"".join(parts), store_size=False)
+    return whole
+
+
+def decompress(name: str, data: memoryview, target: memoryview) -> None:
+    """Decompresses `data` into `target`; raises DataLossError if it does not fill it."""
+    size = len(target)
+    try:
+        if name != LZ4:
+            raise ValueError(f"unknown compression {name!r:.20}")
+        plain = lz4.decompress(data, uncompressed_size=size)
+        if len(plain) != size:
+            raise ValueError(f"{len(plain)} bytes instead of {size}")
+    except (ValueError, lz4.LZ4BlockError) as error:
+        raise DataLossError(f"data connection: cannot uncompress elements ({error})") from None
+    target[:] = plain

@@ -21,8 +21,12 @@ from penstock.service.host.authentication import (
     ServerHandshake,
     no_process_loss,
 )
-from penstock.service.host.compression import AUTO, NONE, Compressor
-from penstock.service.host.data_connection import Connection
+from penstock.service.host.data_connection import (
+    COMPRESS_AUTO,
+    COMPRESS_NEVER,
+    Compressor,
+    Connection,
+)
 from penstock.service.host.security import Security
 from penstock.service.host.sockets import (
     Channel,
@@ -44,7 +48,7 @@ class AcceptedClient(NamedTuple):
     protocol: str
     name: str
     compression: int
-    """The mode of `compression`; NONE on one machine."""
+    """The mode of `compression`; COMPRESS_NEVER on one machine."""
     checks: bool
     """Whether the elements need checksums on their way."""
     plan: bytes
@@ -54,7 +58,7 @@ class AcceptedClient(NamedTuple):
         used = self.socket
         channel = TlsChannel(used) if isinstance(used, ssl.SSLSocket) else Channel(used)
         pool = SlabPool() if self.protocol == "shm" else None
-        compressor = None if self.compression == NONE else Compressor(self.compression)
+        compressor = None if self.compression == COMPRESS_NEVER else Compressor(self.compression)
         return Connection(
             channel,
             self.name,
@@ -184,11 +188,11 @@ def _describe_client(connected: socket.socket, admitted: ServerHandshake) -> Acc
     compression, plan = terms.compression, terms.plan
     if connected.family == getattr(socket, "AF_UNIX", None):
         return AcceptedClient(
-            connected, "shm", "a client (shm)", compression=NONE, checks=False, plan=plan
+            connected, "shm", "a client (shm)", compression=COMPRESS_NEVER, checks=False, plan=plan
         )
     (host, port, *_), own = connected.getpeername(), connected.getsockname()[0]
-    if compression == AUTO and (is_loopback(host) or host == own):
-        compression = NONE
+    if compression == COMPRESS_AUTO and (is_loopback(host) or host == own):
+        compression = COMPRESS_NEVER
     # TLS detects damage itself, and bytes that stay in the memory of this machine need no check.
     checks = not isinstance(connected, ssl.SSLSocket) and not terms.is_direct(connected)
     name = f"client {host}:{port} (tcp)"

@@ -5,7 +5,7 @@ import os
 import numpy as np
 import pytest
 
-from penstock.service.host import compression
+from penstock.service.host.data_connection import COMPRESS_AUTO, Compressor
 from penstock.service.protocol.data_messages import Rows
 from tests.service.host.wire_peers import (
     chunk,
@@ -40,7 +40,7 @@ def test_nothing_is_compressed_on_one_machine(asked: str | None) -> None:
 
 
 def test_auto_compresses_where_the_network_is_slow_and_it_helps() -> None:
-    compressor = compression.Compressor(compression.AUTO)
+    compressor = Compressor(COMPRESS_AUTO)
     zeros, size = [memoryview(bytes(1_000_000))], 1_000_000
     noise = [memoryview(os.urandom(1_000_000))]
     assert compressor.compress(zeros, size)[0] == ""
