@@ -15,7 +15,8 @@ from penstock.cli import log_options
 from penstock.data import Dataset
 from penstock.data.experimental import service
 from penstock.errors import AbortedError
-from penstock.service.host.server_logs import FailureLog, log_incident
+from penstock.service.host.journal import log_incident
+from penstock.service.host.worker_meters import FailureLog
 from penstock.service.logic.timeline import Incident
 from tests.test_cli import command, line_of, without_strangers
 

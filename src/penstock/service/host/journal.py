@@ -33,7 +33,6 @@ from penstock.errors import (
     ResourceExhaustedError,
     UnavailableError,
 )
-from penstock.service.host.server_logs import log_incident
 from penstock.service.logic.dispatcher import decide, tick
 from penstock.service.logic.facts import ClientHeard, DispatcherStarted, Fact, WorkerHeard
 from penstock.service.logic.recovery import describe_unrecorded, lost_facts, snapshot, stamp_reply
@@ -542,3 +541,24 @@ class AwakeClock:
             self._slept += time_now - self._last - timing.SUSPENSION
         self._last = time_now
         return time_now - self._slept
+
+
+def log_incident(incident: Incident) -> None:
+    """Logs an entry of the time line of a dispatcher; what is ordinary, for debugging only.
+
+    Warnings are for what needs attention, and docs/operations.md explains each of them. Nothing
+    that is logged may have elements, messages of users' exceptions, or secrets.
+    """
+    event = {"event": incident.kind, **incident.about}
+    if incident.kind == "lost":
+        _LOG.warning("dispatcher: counts as lost: %s", incident.text, extra=event)
+    elif incident.kind == "unreachable":
+        _LOG.warning("dispatcher: cannot be reached: %s", incident.text, extra=event)
+    else:
+        level = logging.DEBUG if _is_ordinary(incident) else logging.INFO
+        _LOG.log(level, "dispatcher: %s: %s", incident.kind, incident.text, extra=event)
+
+
+def _is_ordinary(incident: Incident) -> bool:
+    """Whether it happens whenever a program reads, or every time: the start has its own line."""
+    return incident.text.startswith(("reader of ", "anonymous job ", "dispatcher started"))

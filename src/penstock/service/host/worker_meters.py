@@ -1,24 +1,35 @@
-"""What a worker measures of its work: its operators' meters, what it made, and what it sent.
+"""What a worker measures and logs of its work: its operators' meters, traffic and failures.
 
 A stream may be opened again and again, for other ranges of its elements. Every opening has meters
 of its own, so that no two threads count in one meter.
 
 A plan process counts what it sends, and reports it to its worker with its other work. A process
 that crashes has not reported what it sent since the last heartbeat.
+
+The log never has elements, messages of users' exceptions, or secrets.
 """
 
 from __future__ import annotations
 
+import logging
+import os
 import threading
+import traceback
 import weakref
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from penstock.engine.contract import Stream
 from penstock.engine.figures import Figures, FigureTree
 from penstock.engine.meters import Meter, Meters
+from penstock.errors import OpError
 from penstock.plan.nodes import Branch, Node, Tail, Take
 from penstock.service.protocol.messages import Plain, WorkStatus
+
+_LOG = logging.getLogger("penstock.service")
+
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
 
 
 @dataclass
@@ -171,3 +182,51 @@ class Traffic:
                 nbytes=self._total.nbytes - last.nbytes,
                 failures=self._total.failures - last.failures,
             )
+
+
+# Failures of users' functions
+
+
+class FailureLog:
+    """Logs errors of users' functions on a worker: the first, second, fourth, eighth... of each.
+
+    The class and the place say enough. The message of an error may quote elements, so it goes to
+    the reader only.
+    """
+
+    def __init__(self, worker: str) -> None:
+        self._worker = worker
+        self._lock = threading.Lock()
+        self._counts: Counter[tuple[str, str]] = Counter()
+        """How often each class was raised at each place; guarded by `_lock`."""
+
+    def note(self, error: BaseException, job: str) -> None:
+        """Counts an error in place of an element of a job, and logs it if its turn has come."""
+        cause = error.__cause__ if isinstance(error, OpError) and error.__cause__ else error
+        name, place = type(cause).__name__, _place_of(cause)
+        with self._lock:
+            self._counts[name, place] += 1
+            count = self._counts[name, place]
+        if count & (count - 1) == 0:
+            times = f" ({count} times so far)" if count > 1 else ""
+            event = {"event": "failed", "worker": self._worker, "job": job}
+            _LOG.info("worker %s: %s%s%s", self._worker, name, place, times, extra=event)
+
+    def warn_of_state(self, reason: str, job: str) -> None:
+        """Warns that a worker that leaves cannot hand over the state of a stream."""
+        _LOG.warning(
+            "worker %s: leaves a stream without its state (%s); another worker computes the "
+            "stream again from an earlier state or from its start, and the reader waits meanwhile",
+            self._worker,
+            reason,
+            extra={"event": "failed", "worker": self._worker, "job": job},
+        )
+
+
+def _place_of(error: BaseException) -> str:
+    """` in f at train.py:12`: the innermost frame outside penstock; empty if there is none."""
+    for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
+        code = frame.f_code
+        if not code.co_filename.startswith(_PACKAGE):
+            return f" in {code.co_name} at {os.path.basename(code.co_filename)}:{line}"
+    return ""
