@@ -17,7 +17,7 @@ from penstock.data.experimental import service
 from penstock.errors import AbortedError
 from penstock.service.host.journal import log_incident
 from penstock.service.host.worker_meters import FailureLog
-from penstock.service.logic.timeline import Incident
+from penstock.service.logic.status import Incident
 from tests.test_cli import command, line_of, without_strangers
 
 SECRET = "a5ecre7-that-no-log-may-have"

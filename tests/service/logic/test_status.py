@@ -9,8 +9,7 @@ import pytest
 from penstock.plan.shape import ENDLESS, Shape
 from penstock.service.logic.dispatcher_records import Roster
 from penstock.service.logic.facts import WorkerGone
-from penstock.service.logic.status import STATUS_VERSION, status
-from penstock.service.logic.timeline import Timeline
+from penstock.service.logic.status import STATUS_VERSION, Timeline, status
 from penstock.service.protocol.messages import (
     ClientHeartbeat,
     StreamRange,

@@ -37,8 +37,7 @@ from penstock.service.logic.dispatcher import decide, tick
 from penstock.service.logic.facts import ClientHeard, DispatcherStarted, Fact, WorkerHeard
 from penstock.service.logic.recovery import describe_unrecorded, lost_facts, snapshot, stamp_reply
 from penstock.service.logic.state import Settings, State
-from penstock.service.logic.status import status
-from penstock.service.logic.timeline import Incident, Tally, Timeline
+from penstock.service.logic.status import Incident, Tally, Timeline, status
 from penstock.service.protocol import timing
 from penstock.service.protocol.messages import GetStatus, GetStatusReply, Reply, Request
 

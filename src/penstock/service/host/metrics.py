@@ -18,7 +18,7 @@ from penstock.engine.formats.extras import load_extra
 from penstock.service.host.http_server import HttpRequest, HttpServer, Page
 from penstock.service.host.security import Security
 from penstock.service.host.sockets import join_address
-from penstock.service.logic.timeline import Tally
+from penstock.service.logic.status import Tally
 from penstock.service.protocol.messages import Request
 from penstock.version import VERSION
 

@@ -1,4 +1,4 @@
-"""The status of a dispatcher as plain data: its workers, jobs, readers and datasets.
+"""The status of a dispatcher as plain data, its time line in words, and a tally for metrics.
 
 docs/metrics.md describes every field. A field that programs read is never renamed or removed. For
 each job it says in words what limits its speed, and what would help (see `scaling`).
@@ -6,12 +6,31 @@ each job it says in words what limits its speed, and what would help (see `scali
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from penstock.service.logic.dispatcher_records import (
+    LEFT,
+    LOST,
     ClientRecord,
     IterationRecord,
     WorkerRecord,
+)
+from penstock.service.logic.facts import (
+    ClientGone,
+    ClientHeard,
+    ClientJoined,
+    DispatcherStarted,
+    Fact,
+    IterationBegun,
+    IterationRemoved,
+    StreamsPlaced,
+    WorkerGone,
+    WorkerHeard,
+    WorkerJoined,
+    WorkerSuspected,
 )
 from penstock.service.logic.reader_checks import MODES
 from penstock.service.logic.scaling import JobSigns, busy_share, find_limit, wanted_workers
@@ -181,3 +200,272 @@ def _read_signs(
         delivering=_delivering_share(clients),
         settled=now - record.read_since >= crew.settling,
     )
+
+
+# What happened since the dispatcher started: its time line in words, and a tally in numbers.
+# Both record facts that were just decided, and none that are read from the journal. So every number
+# of the tally begins at 0 when the dispatcher starts, and never decreases. The time line looks up
+# names in the state, so it must see a fact before the state applies it.
+
+
+MOST_INCIDENTS = 200
+"""How many incidents are kept."""
+
+_NOTHING: Mapping[str, str] = {}
+
+
+class Incident(NamedTuple):
+    """Something that happened: `kind` is one of `KINDS`, `text` says what."""
+
+    time: float
+    """Seconds since 1970."""
+    kind: str
+    text: str
+    about: Mapping[str, str] = _NOTHING
+    """What it is about, for logs: `worker`, `job`, `job_name` and `dataset`, where known."""
+
+
+KINDS = (
+    "joined",
+    "left",
+    "lost",
+    "unreachable",
+    "moved",
+    "crashed",
+    "failed",
+    "began",
+    "ended",
+    "removed",
+)
+
+
+class Timeline:
+    """The latest incidents at workers, readers and jobs, the earliest first."""
+
+    def __init__(self) -> None:
+        self._incidents: deque[Incident] = deque(maxlen=MOST_INCIDENTS)
+        self.orphans: set[tuple[str, int]] = set()
+        """Streams of workers that are gone, until other workers make them: (job, stream)."""
+
+    def record(
+        self, state: State, fact: Fact, time: float, is_expired: bool = False
+    ) -> Incident | None:
+        """Records a fact that `state` has not applied; most kinds of facts are no incidents.
+
+        `is_expired`: only the time has caused it, so a worker that is gone was lost.
+        """
+        describe = _DESCRIBE.get(type(fact))
+        if describe is None or (found := describe(self, state, fact)) is None:
+            return None
+        kind, text, about = found
+        if is_expired and isinstance(fact, WorkerGone):
+            kind, text = "lost", f"{text}: silent for {state.settings.worker_timeout:g} s"
+        incident = Incident(time, kind, text, about)
+        self._incidents.append(incident)
+        return incident
+
+    def as_rows(self) -> list[dict[str, Any]]:
+        """The incidents as plain data."""
+        return [
+            {"time": each.time, "kind": each.kind, "text": each.text} for each in self._incidents
+        ]
+
+
+Description = tuple[str, str, Mapping[str, str]] | None
+"""The kind and the text of an incident, and what it is about; None if a fact is none."""
+
+
+def _dispatcher_started(line: Timeline, state: State, fact: DispatcherStarted) -> Description:
+    if state.starts:
+        return "began", f"dispatcher restarted (start {state.starts + fact.times})", {}
+    return "began", "dispatcher started", {}
+
+
+def _worker_joined(line: Timeline, state: State, fact: WorkerJoined) -> Description:
+    return "joined", f"worker {fact.info.address}", {"worker": fact.info.address}
+
+
+def _worker_gone(line: Timeline, state: State, fact: WorkerGone) -> Description:
+    record = state.roster.workers.get(fact.worker)
+    if record is None:
+        return None
+    line.orphans.update(record.streams)
+    address = record.info.address
+    streams = f" with {_count(len(record.streams), 'stream')}" if record.streams else ""
+    return "left", f"worker {address}{streams}", {"worker": address}
+
+
+def _worker_suspected(line: Timeline, state: State, fact: WorkerSuspected) -> Description:
+    record = state.roster.workers.get(fact.worker)
+    if record is None or record.suspected:
+        return None
+    address = record.info.address
+    return "unreachable", f"worker {address}, for a reader", {"worker": address}
+
+
+def _worker_heard(line: Timeline, state: State, fact: WorkerHeard) -> Description:
+    record = state.roster.workers.get(fact.worker)
+    # The first heartbeat also counts what happened before this dispatcher started.
+    if record is None or not record.pace.seconds:
+        return None
+    address = record.info.address
+    about = {"worker": address}
+    if (crashed := fact.restarts - record.restarts) > 0:
+        return "crashed", f"{_count(crashed, 'plan process')} of worker {address}", about
+    if (failed := fact.failures - record.failures) > 0:
+        return "failed", f"{_count(failed, 'element')} on worker {address}", about
+    return None
+
+
+def _streams_placed(line: Timeline, state: State, fact: StreamsPlaced) -> Description:
+    record = state.iterations.get(fact.job)
+    if record is None:
+        return None
+    placed = [place for place in fact.places if place.worker is not None]
+    moved = [
+        place.worker
+        for place in placed
+        if record.places.worker(place.stream) not in (None, place.worker)
+        or (fact.job, place.stream) in line.orphans
+    ]
+    line.orphans.difference_update((fact.job, place.stream) for place in placed)
+    if not moved:
+        return None
+    workers = _count(len(set(moved)), "worker")
+    text = f"{_count(len(moved), 'stream')} of {_job(record)} to {workers}"
+    return "moved", text, _about(record)
+
+
+def _client_joined(line: Timeline, state: State, fact: ClientJoined) -> Description:
+    record = state.iterations.get(fact.job)
+    if record is None:
+        return None
+    resumed = ", from a saved state" if fact.resumes else ""
+    return "joined", f"reader of {_job(record)}{resumed}", _about(record)
+
+
+def _client_gone(line: Timeline, state: State, fact: ClientGone) -> Description:
+    client = state.clients.get(fact.client)
+    if client is None or fact.how not in (LEFT, LOST) or client.job not in state.iterations:
+        return None
+    record = state.iterations[client.job]
+    text = f"reader of {_job(record)}"
+    if fact.how == LOST:
+        return "lost", f"{text}: silent for {state.settings.lease_seconds:g} s", _about(record)
+    if record.begun.leased and record.is_finished:
+        return "ended", f"{_job(record)} was read to its end", _about(record)
+    return "left", text, _about(record)
+
+
+def _iteration_begun(line: Timeline, state: State, fact: IterationBegun) -> Description:
+    record = IterationRecord(fact)
+    return "began", _job(record), _about(record)
+
+
+def _iteration_removed(line: Timeline, state: State, fact: IterationRemoved) -> Description:
+    line.orphans = {each for each in line.orphans if each[0] != fact.job}
+    record = state.iterations.get(fact.job)
+    return None if record is None else ("removed", _job(record), _about(record))
+
+
+def _job(record: IterationRecord) -> str:
+    begun = record.begun
+    if begun.name is None:
+        return f"anonymous job {begun.work.job.rpartition('/')[2]}"
+    repetition = f", repetition {begun.repetition}" if begun.repetition else ""
+    return f"job {begun.name!r}{repetition}"
+
+
+def _about(record: IterationRecord) -> Mapping[str, str]:
+    """The iteration, by the names that `status` has for it."""
+    begun = record.begun
+    about = {"job": begun.work.job, "dataset": begun.dataset_id}
+    return about if begun.name is None else {**about, "job_name": begun.name}
+
+
+def _count(number: int, what: str) -> str:
+    plural = "es" if what.endswith("s") else "s"
+    return f"{number} {what}" + plural * (number != 1)
+
+
+_DESCRIBE: dict[type[Any], Callable[[Timeline, State, Any], Description]] = {
+    DispatcherStarted: _dispatcher_started,
+    WorkerJoined: _worker_joined,
+    WorkerGone: _worker_gone,
+    WorkerSuspected: _worker_suspected,
+    WorkerHeard: _worker_heard,
+    StreamsPlaced: _streams_placed,
+    ClientJoined: _client_joined,
+    ClientGone: _client_gone,
+    IterationBegun: _iteration_begun,
+    IterationRemoved: _iteration_removed,
+}
+
+
+@dataclass
+class Tally:
+    """What clients and workers have reported, and how many of them came and went, for metrics."""
+
+    elements_handed_out: int = 0
+    reader_seconds: float = 0.0
+    reader_wait_seconds: float = 0.0
+    elements_made: int = 0
+    making_seconds: float = 0.0
+    workers_joined: int = 0
+    workers_gone: int = 0
+    """Workers that left, were replaced at their address, or were lost."""
+    workers_lost: int = 0
+    """Workers that were silent for too long."""
+    readers_joined: int = 0
+    readers_gone: int = 0
+    """Readers that left or were lost."""
+    readers_lost: int = 0
+    """Readers that were silent for too long."""
+    iterations_begun: int = 0
+
+    def count(self, fact: Fact) -> None:
+        """Counts a fact; most kinds of facts change nothing."""
+        counter = _COUNTERS.get(type(fact))
+        if counter is not None:
+            counter(self, fact)
+
+    def count_expired(self, facts: tuple[Fact, ...]) -> None:
+        """Counts the lost workers among facts that only the time has caused."""
+        self.workers_lost += sum(isinstance(fact, WorkerGone) for fact in facts)
+
+    def _client_heard(self, fact: ClientHeard) -> None:
+        self.elements_handed_out += fact.elements
+        self.reader_seconds += fact.seconds
+        self.reader_wait_seconds += fact.waited
+
+    def _worker_heard(self, fact: WorkerHeard) -> None:
+        for job in fact.jobs:
+            self.elements_made += job.elements
+            self.making_seconds += job.seconds
+
+    def _worker_joined(self, fact: WorkerJoined) -> None:
+        self.workers_joined += 1
+
+    def _worker_gone(self, fact: WorkerGone) -> None:
+        self.workers_gone += 1
+
+    def _client_joined(self, fact: ClientJoined) -> None:
+        self.readers_joined += 1
+
+    def _client_gone(self, fact: ClientGone) -> None:
+        self.readers_gone += 1
+        self.readers_lost += fact.how == LOST
+
+    def _iteration_begun(self, fact: IterationBegun) -> None:
+        self.iterations_begun += 1
+
+
+_COUNTERS: dict[type[Any], Callable[[Tally, Any], None]] = {
+    ClientHeard: Tally._client_heard,
+    WorkerHeard: Tally._worker_heard,
+    WorkerJoined: Tally._worker_joined,
+    WorkerGone: Tally._worker_gone,
+    ClientJoined: Tally._client_joined,
+    ClientGone: Tally._client_gone,
+    IterationBegun: Tally._iteration_begun,
+}

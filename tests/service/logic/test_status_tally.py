@@ -1,7 +1,7 @@
 """What a dispatcher counts for its metrics."""
 
 from penstock.service.logic.dispatcher import decide, tick
-from penstock.service.logic.timeline import Tally
+from penstock.service.logic.status import Tally
 from penstock.service.protocol.messages import (
     ClientHeartbeat,
     Leave,

@@ -3,7 +3,7 @@
 from penstock.service.logic.dispatcher import decide, tick
 from penstock.service.logic.facts import DispatcherStarted
 from penstock.service.logic.state import Settings
-from penstock.service.logic.timeline import KINDS, LENGTH, Timeline
+from penstock.service.logic.status import KINDS, MOST_INCIDENTS, Timeline
 from penstock.service.protocol.messages import (
     ClientHeartbeat,
     Leave,
@@ -118,7 +118,7 @@ def test_starts_are_told_apart() -> None:
 
 def test_the_earliest_incidents_are_dropped() -> None:
     story = Story()
-    for number in range(LENGTH + 1):
+    for number in range(MOST_INCIDENTS + 1):
         join(story, f"w{number}")
-    assert len(story.texts()) == LENGTH
+    assert len(story.texts()) == MOST_INCIDENTS
     assert story.texts()[0] == "joined: worker w1:1"
