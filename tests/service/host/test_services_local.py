@@ -18,7 +18,7 @@ from penstock.data.experimental import service
 from penstock.engine.processes import boot
 from penstock.engine.tuning import cores
 from penstock.errors import AbortedError, InternalError, InvalidArgumentError
-from penstock.service.host import local_workers, services
+from penstock.service.host import hosted_service, services
 from penstock.service.protocol import timing
 from tests.integration.clusters import until
 
@@ -224,7 +224,7 @@ def test_a_link_to_the_dashboard_is_printed(capsys):
 
 
 def test_without_a_number_there_is_one_process_for_each_core(monkeypatch):
-    monkeypatch.setattr(local_workers.os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(hosted_service.os, "cpu_count", lambda: 2)
     serving = services._start_local("")
     try:
         processes = worker_processes(2)

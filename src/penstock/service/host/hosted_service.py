@@ -1,4 +1,4 @@
-"""A dispatcher in this process, with workers that this process starts.
+"""A service that this process hosts: a dispatcher here, and workers that this process starts.
 
 `local://` starts the workers as processes of this machine, `ray://` as actors of Ray. With a range
 of workers, a thread starts as many of them as the readers can use. Any program of this user reads
@@ -8,24 +8,32 @@ from a service that `launch.local` has started, by its URL.
 from __future__ import annotations
 
 import atexit
+import contextlib
+import json
 import logging
 import os
+import socket
+import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
-from penstock.errors import InvalidArgumentError, OpError
-from penstock.service.host.dispatcher_server import Dispatcher
-from penstock.service.host.local_workers import LocalWorkers
+from penstock.engine.processes import boot
+from penstock.engine.processes.fork_server import ForkServer, ProcessExit, start_program
+from penstock.engine.tuning import cores
+from penstock.errors import InternalError, InvalidArgumentError, OpError
 from penstock.service.host.runtime import MACHINE
 from penstock.service.host.server_setup import DispatcherConfig, WorkerConfig, check_dispatcher
 from penstock.service.host.session import Session
 from penstock.service.logic.scaling import WorkerRange, WorkerScaling, read_range
 from penstock.service.protocol import timing
 from penstock.service.protocol.messages import GetStatus, GetStatusReply
+
+if TYPE_CHECKING:
+    from penstock.service.host.dispatcher_server import Dispatcher
 
 _LOG = logging.getLogger("penstock.service")
 _NAME = "penstock-scaling"
@@ -53,6 +61,9 @@ class HostedService:
     def __init__(
         self, config: DispatcherConfig, workers: WorkerGroup, allowed: WorkerRange
     ) -> None:
+        # Imported while the workers start: only a hosted service needs a dispatcher here.
+        from penstock.service.host.dispatcher_server import Dispatcher
+
         self._workers = workers
         self._closed = threading.Event()
         self.dispatcher = dispatcher = Dispatcher(config)
@@ -164,3 +175,223 @@ class LocalService:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+# Workers on this machine: processes, which are replaced when they end.
+# `local://` has all of its workers here, and every worker actor of `ray://` has one.
+# They are forked from one program, which imports what workers need once for all of them, while this
+# process makes the dispatcher. The kernel kills the program with this process, and the workers with
+# the program, also after kill -9.
+
+
+LEAVE = b"leave"
+"""Sent to a worker that is to finish the elements that it makes, and end."""
+
+_MOST_EARLY_ENDS = 3
+"""So many workers in a row may end soon after their start before that is an error."""
+
+
+class _Worker:
+    """One worker process, or its place if it has ended; the lock of `LocalWorkers` guards it."""
+
+    def __init__(self) -> None:
+        self.number = 0
+        self.channel: socket.socket | None = None
+        """Closed by this process to end the worker; None if the process has ended."""
+        self.started = 0.0
+        self.early_ends = 0
+        self.leaves = False
+        """Whether it finishes its last elements, and is not replaced."""
+
+    def leave(self) -> None:
+        self.leaves = True
+        if self.channel is not None:
+            with contextlib.suppress(OSError):  # It has ended.
+                self.channel.send(LEAVE)
+
+    def shut(self) -> None:
+        if self.channel is not None:
+            with contextlib.suppress(OSError):
+                self.channel.shutdown(socket.SHUT_RDWR)
+
+    def note_end(self) -> None:
+        if self.channel is not None:
+            self.channel.close()
+            self.channel = None
+        early = time.monotonic() - self.started < timing.EARLY_CRASH
+        self.early_ends = self.early_ends + 1 if early else 0
+
+
+class LocalWorkers:
+    """The workers of one service, and a thread that starts and replaces them.
+
+    The thread starts the program at once, and the workers after `begin`.
+    """
+
+    def __init__(self, count: int, most: int) -> None:
+        """Starts with `count` workers; there are never more than `most`."""
+        self._changed = threading.Condition()
+        """Guards all fields below; no worker is started once `_closed` is set."""
+        self._closed = False
+        self._first_message = b""
+        self._threads = max(1, cores() // most)
+        """How many each native library uses in a worker."""
+        self._fail: Callable[[OpError], None] = _LOG.error
+        self._numbers = 0
+        self._workers = [_Worker() for _ in range(count)]
+        self._server: ForkServer | None = None
+        self._thread = threading.Thread(target=self._run, name="penstock-local", daemon=True)
+        self._thread.start()
+
+    def __len__(self) -> int:
+        """The number of workers, without those that leave."""
+        with self._changed:
+            return sum(not worker.leaves for worker in self._workers)
+
+    def resize(self, count: int) -> None:
+        """Starts workers, or lets the latest ones leave, until there are `count`."""
+        with self._changed:
+            staying = [worker for worker in self._workers if not worker.leaves]
+            for worker in staying[count:]:
+                worker.leave()
+            for _ in range(len(staying), count):
+                worker = _Worker()
+                self._workers.append(worker)
+                if self._server is not None:
+                    self._start(worker, self._server)
+
+    def begin(self, config: WorkerConfig, fail: Callable[[OpError], None]) -> None:
+        """Lets the workers register; `fail` is called if workers cannot run."""
+        with self._changed:
+            self._fail = fail
+            self._first_message = json.dumps(config._asdict()).encode()
+            self._changed.notify_all()
+
+    def wait_until_empty(self) -> None:
+        """Blocks until all workers that were asked to leave have ended, and none is left."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._workers or self._closed)
+
+    def close(self) -> None:
+        """Ends all workers, and kills those that do not end soon; may be repeated."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+            for worker in self._workers:
+                worker.shut()
+            self._changed.wait_for(self._is_ended, timing.LOCAL_WORKER_END)
+            if self._server is not None:
+                self._server.close()
+        self._thread.join()
+
+    def _is_ended(self) -> bool:
+        return all(worker.channel is None for worker in self._workers)
+
+    # In the thread, which does not end before: the kernel kills the program with it.
+
+    def _run(self) -> None:
+        while not self._closed:
+            try:
+                code = self._run_program()
+            except OSError as error:
+                self._stop(f"{sys.executable!r} cannot be started ({error})")
+                return
+            with self._changed:
+                for worker in self._workers:
+                    self._record_end(worker, code)
+
+    def _run_program(self) -> int:
+        """Runs one program until it ends, or `close` is called; returns its exit code."""
+        requests, asked = ForkServer.socketpair()
+        with requests, asked:
+            program = start_program(boot.WORKERS, asked, self._threads)
+            asked.close()
+            server = ForkServer(requests)
+            self._start_all(server)
+            while (ended := server.wait_exit()) is not None:
+                self._replace(ended, server)
+            return _wait(program)
+
+    def _replace(self, ended: ProcessExit, server: ForkServer) -> None:
+        with self._changed:
+            for worker in [w for w in self._workers if w.number == ended.number]:
+                if worker.leaves:
+                    worker.note_end()
+                    self._workers.remove(worker)
+                    self._changed.notify_all()
+                else:
+                    self._record_end(worker, ended.code)
+                    self._start(worker, server)
+
+    def _start_all(self, server: ForkServer) -> None:
+        with self._changed:
+            self._server = server
+            self._changed.wait_for(lambda: self._first_message or self._closed)
+            self._workers = [worker for worker in self._workers if not worker.leaves]
+            for worker in self._workers:
+                self._start(worker, server)
+            if self._closed:
+                server.close()
+
+    def _start(self, worker: _Worker, server: ForkServer) -> None:
+        if self._closed:
+            return
+        self._numbers += 1
+        worker.number, worker.started = self._numbers, time.monotonic()
+        with contextlib.suppress(OSError):  # The program has ended, which `wait_exit` reports.
+            worker.channel = server.start(worker.number)
+            worker.channel.send(self._first_message)
+
+    def _record_end(self, worker: _Worker, code: int) -> None:
+        worker.note_end()
+        self._changed.notify_all()
+        if self._closed:
+            return
+        if worker.early_ends >= _MOST_EARLY_ENDS:
+            self._stop(
+                f"worker processes end soon after they start (exit code {code}): they cannot run "
+                "here, or a function ends its process; see what they print, or try: "
+                f"{sys.executable} -m penstock worker --help"
+            )
+        else:
+            _LOG.warning("local://: a worker process ended (exit code %s); starting another", code)
+
+    def _stop(self, reason: str) -> None:
+        """Starts no more workers."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._first_message or self._closed)
+            self._closed = True
+            self._fail(InternalError(f"local://: {reason}"))
+
+
+def _wait(program: subprocess.Popen[bytes]) -> int:
+    """Waits for a program that was told to end; kills it after a while."""
+    try:
+        return program.wait(timing.LOCAL_WORKER_END)
+    except subprocess.TimeoutExpired:
+        program.kill()
+        return program.wait()
+
+
+def parse_range(rest: str) -> WorkerRange:
+    """The fewest and the most workers of `local://4` (four) and `local://1..8`."""
+    found = read_range(rest or str(os.cpu_count() or 1))
+    if found is None:
+        raise InvalidArgumentError(
+            f"service.distribute: local://{rest} must name a number of worker processes, like "
+            "local://4, or the fewest and the most of them, like local://1..8"
+        )
+    return found
+
+
+def parse_dashboard_port(rest: str, query: str) -> int | None:
+    """The port that `local://4?dashboard_port=8080` names; None without a query."""
+    if not query:
+        return None
+    name, _, port = query.partition("=")
+    if name != "dashboard_port" or not port.isdecimal() or int(port) > 65535:
+        raise InvalidArgumentError(
+            f"service.distribute: local://{rest} may only add a port for its dashboard, like "
+            "local://4?dashboard_port=8080, or ?dashboard_port=0 for a free one"
+        )
+    return int(port)

@@ -20,7 +20,6 @@ from penstock.plan.nodes import Node
 from penstock.plan.references import decode_spec
 from penstock.plan.resume import seeds_of
 from penstock.service.host.array_store import send_everything
-from penstock.service.host.local_workers import LocalWorkers, parse_dashboard_port, parse_range
 from penstock.service.host.ray_options import is_launched
 from penstock.service.host.server_setup import DispatcherConfig
 from penstock.service.host.session import Session, session
@@ -55,13 +54,17 @@ class RunningService:
 
 
 def _start_local(rest: str) -> Service:
+    from penstock.service.host.hosted_service import (
+        HostedService,
+        LocalWorkers,
+        parse_dashboard_port,
+        parse_range,
+    )
+
     count, _, query = rest.partition("?")
     allowed, dashboard_port = parse_range(count), parse_dashboard_port(rest, query)
     workers = LocalWorkers(allowed.least, allowed.most)
     try:
-        # Imported while the workers start, because only `local://` needs a dispatcher here.
-        from penstock.service.host.hosted_service import HostedService
-
         config = DispatcherConfig(token=secrets.token_hex(16), dashboard_port=dashboard_port)
         return HostedService(config, workers, allowed)
     except BaseException:
