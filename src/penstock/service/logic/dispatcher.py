@@ -39,9 +39,8 @@ from penstock.service.logic.facts import (
     WorkerSuspected,
 )
 from penstock.service.logic.granting import find_reader, lease, report_consumed
-from penstock.service.logic.opening import depart, open_iteration, workers_for
+from penstock.service.logic.opening import depart, find_dataset, open_iteration, workers_for
 from penstock.service.logic.placement import extend, inherit, is_at, relieve, welcome
-from penstock.service.logic.reader_checks import find_dataset
 from penstock.service.logic.recovery import lost_facts
 from penstock.service.logic.state import Decision, State, worker_heartbeat
 from penstock.service.protocol import timing

@@ -30,7 +30,7 @@ from penstock.service.logic.facts import (
     StreamPlace,
     StreamsPlaced,
 )
-from penstock.service.logic.reader_checks import check_ends, explain_departure
+from penstock.service.logic.opening import check_ends, explain_departure
 from penstock.service.logic.state import Decision, State
 from penstock.service.protocol import timing
 from penstock.service.protocol.messages import Grant, Lease, LeaseReply, StreamRange

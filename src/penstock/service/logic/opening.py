@@ -1,4 +1,4 @@
-"""Opening: a client begins or resumes an iteration of a job.
+"""Opening: a client begins or resumes an iteration of a job, if all checks pass.
 
 A named job that was read to its end stays so until it is removed: a client that comes later gets
 no element of it, and learns why (decision 0022). A client that resumes a saved state supersedes the
@@ -8,13 +8,18 @@ readers of one job, side by side.
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import msgspec
 
-from penstock.errors import FailedPreconditionError
+from penstock.errors import (
+    AbortedError,
+    DataLossError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    NotFoundError,
+)
 from penstock.service.logic.dispatcher_records import (
     HERE,
     LEFT,
@@ -29,7 +34,6 @@ from penstock.service.logic.facts import (
     ClientGone,
     ClientHeard,
     ClientJoined,
-    ClientRewound,
     Fact,
     IterationRemoved,
     RangesClaimed,
@@ -37,16 +41,16 @@ from penstock.service.logic.facts import (
     StreamPlace,
     StreamsPlaced,
 )
-from penstock.service.logic.leases import Ranges
 from penstock.service.logic.placement import begin, joining_places, opening_places
-from penstock.service.logic.reader_checks import (
-    check_claims,
-    check_opening,
-    check_return,
-    check_same,
-    find_dataset,
+from penstock.service.logic.recovery import (
+    find_leased,
+    find_repeated,
+    find_rewound,
+    find_unclaimed,
+    find_untaken,
+    knows,
+    origin_of,
 )
-from penstock.service.logic.recovery import knows
 from penstock.service.logic.state import Decision, State, job_key
 from penstock.service.protocol.messages import (
     DatasetInfo,
@@ -295,133 +299,170 @@ def _warning(
     return ""
 
 
-def origin_of(request: OpenIteration) -> str:
-    """A digest of the saved states that a client resumes; empty without any."""
-    if not request.resumes:
-        return ""
-    ranges = sorted((*request.consumed, *request.held), key=_by_position)
-    states = (sorted(request.resumes), ranges, request.finished)
-    return hashlib.sha256(msgspec.msgpack.encode(states)).hexdigest()[:16]
+# What must hold before a client may read, and what readers of a job share.
+# Every check returns nothing, or raises the error that the user sees.
 
 
-def _by_position(held: StreamRange) -> tuple[int, int]:
-    return held.stream, held.start
+MODES = ("OFF", "DYNAMIC", "FILE", "DATA", "FILE_OR_DATA", "HINT")
+
+_MAX_STREAMS_AHEAD = 1 << 18
+"""A saved state that names streams farther behind the begun ones is not of this dataset."""
 
 
-def find_rewound(record: IterationRecord, request: OpenIteration) -> list[ClientRewound]:
-    """The clients whose reading is undone: the resumed ones, and all that resumed states of these.
-
-    Members are in the order in which they joined, so that each comes after those it resumed.
-    """
-    origin = origin_of(request)
-    line = set(request.resumes)
-    for member in record.members.values():
-        follows = any(ancestor in line for ancestor in member.resumes)
-        if (
-            follows
-            and not _resumes_together(member, request, origin)
-            and not _is_returning(member, request, origin)
-        ):
-            line.add(member.client)
-    members = (record.members[client] for client in record.members if client in line)
-    return [ClientRewound(member.client) for member in members if _needs_rewind(member)]
-
-
-def _resumes_together(member: ClientRecord, request: OpenIteration, origin: str) -> bool:
-    """Whether a member and the requesting client resume the same merged state, side by side."""
-    merged = request.merged or len(request.resumes) > 1
-    return merged and member.origin == origin and member.standing in (HERE, LEFT)
-
-
-def _is_returning(member: ClientRecord, request: OpenIteration, origin: str) -> bool:
-    """Whether the member is the requesting client, which returns after its leases expired."""
-    return member.client == request.client and member.origin == origin
-
-
-def _needs_rewind(member: ClientRecord) -> bool:
-    return bool(member.consumed) or member.standing != SUPERSEDED
-
-
-def find_untaken(
-    record: IterationRecord, request: OpenIteration, before: Iterable[Fact]
-) -> tuple[StreamRange, ...]:
-    """The part of `request.held` that no other client has once the facts `before` are applied."""
-    ends = {**record.ends, **dict(request.finished)}
-    taken = _find_taken(record, request, before, {at.stream for at in request.held})
-    return tuple(
-        StreamRange(at.stream, start, stop)
-        for at in request.held
-        for start, stop in taken[at.stream].outside(
-            at.start, min(at.stop, ends.get(at.stream, at.stop))
+def find_dataset(state: State, dataset_id: str, call: str) -> DatasetInfo:
+    dataset = state.datasets.get(dataset_id)
+    if dataset is None:
+        raise NotFoundError(
+            f"{call}: the dispatcher knows no dataset {dataset_id!r}; register it (a dispatcher "
+            "without a work_dir forgets its datasets when it stops)"
         )
+    return dataset
+
+
+def check_opening(state: State, request: OpenIteration) -> None:
+    """Checks a request without regard to its job."""
+    if not 0 <= request.options.mode < len(MODES):
+        raise InvalidArgumentError(
+            f"service.distribute: unknown processing mode {request.options.mode}"
+        )
+    _check_consumer(request)
+    if request.options.mode >= 2 and not state.settings.worker_addresses:
+        raise NotFoundError(
+            f"service.distribute: {MODES[request.options.mode]} gives every worker a fixed part, "
+            "but the dispatcher has no list of workers; start it with "
+            "DispatcherConfig(worker_addresses=[...]), or penstock dispatcher --worker-address"
+        )
+    if is_local(request.options):
+        _check_host(state, request.host)
+
+
+def _check_consumer(request: OpenIteration) -> None:
+    consumers = request.options.consumers
+    if consumers and request.job is None:
+        raise InvalidArgumentError(
+            "service.distribute: num_consumers is given without job_name; consumers find each "
+            "other by the name of the job"
+        )
+    if consumers and not 0 <= request.consumer < consumers:
+        raise FailedPreconditionError(
+            f"service.distribute: consumer_index must be at least 0 and less than num_consumers "
+            f"({consumers}), got {request.consumer}"
+        )
+
+
+def _check_host(state: State, host: str) -> None:
+    workers = state.roster.workers.values()
+    if workers and not any(worker.info.host == host for worker in workers):
+        raise InvalidArgumentError(
+            f'service.distribute: target_workers="LOCAL", but none of the {len(workers)} workers '
+            'runs on this host; start one here, or use target_workers="ANY"'
+        )
+
+
+def check_same(job: JobRecord, request: OpenIteration, dataset: DatasetInfo) -> None:
+    """Checks that a reader asks for the same as the first reader of its job."""
+    ours, theirs = request.options, job.options
+    numbers = {
+        "processing_mode": (MODES[ours.mode], MODES[theirs.mode]),
+        "num_consumers": (ours.consumers, theirs.consumers),
+        "target_workers": (ours.target.upper(), theirs.target.upper()),
+        "the use of cross_trainer_cache": (ours.cached, theirs.cached),
+        "the use of per-worker operators": (ours.per_worker, theirs.per_worker),
+        "the cardinality of the dataset": (dataset.cardinality, job.dataset.cardinality),
+    }
+    for what, (here, there) in numbers.items():
+        if here != there:
+            _disagree(request, f"{what} is {here} here and was {there} for the first reader")
+    for what, same in (
+        ("element_spec", dataset.spec == job.dataset.spec),
+        ("structure", dataset.structure == job.dataset.structure),
+    ):
+        if not same:
+            _disagree(request, f"the {what} of this dataset is not that of the first reader's")
+
+
+def _disagree(request: OpenIteration, what: str) -> None:
+    raise InvalidArgumentError(
+        f"service.distribute(job_name={request.job!r}): all readers of a job must ask for the "
+        f"same, but {what}; use another job_name"
     )
 
 
-def find_repeated(
-    record: IterationRecord, request: OpenIteration, before: Iterable[Fact]
-) -> tuple[StreamRange, ...]:
-    """The part of `request.consumed` that other clients have got, too."""
-    if request.merged or len(request.resumes) > 1:
-        return ()  # All clients that resume a merged state report the same; the first has it.
-    taken = _find_taken(record, request, before, {at.stream for at in request.consumed})
-    return _overlaps(request, taken)
+def check_return(record: IterationRecord, request: OpenIteration) -> None:
+    """Checks that a client may join: it did not leave, was not superseded, and its state fits."""
+    member = record.members.get(request.client)
+    if member is not None and member.standing in (LEFT, SUPERSEDED):
+        raise AbortedError(explain_departure(member))
+    if member is not None and member.standing == LOST and record.begun.leased:
+        # A late duplicate of a request must not bring the client back: it would not know which of
+        # its leases have expired.
+        raise NotFoundError(
+            f"service: the leases of reader {request.client} have expired, and other readers may "
+            "have them; it must return under another name"
+        )
+    if (overtaken := _find_overtaken(record, request)) is not None:
+        raise AbortedError(explain_departure(overtaken))
+    if (request.resumes or request.consumed) and request.key != record.work.key:
+        raise FailedPreconditionError(
+            f"service.distribute(job_name={request.job!r}): repetition {request.repetition} was "
+            "begun anew, with other random numbers than those of the saved state; restore the "
+            "state before other readers read, or use another job_name"
+        )
 
 
-def find_unclaimed(record: IterationRecord, request: OpenIteration) -> tuple[StreamRange, ...]:
-    """As `find_repeated`, for a repeated request: what it reports and the record does not have."""
-    if request.merged or len(request.resumes) > 1:
-        return ()
-    mine = record.members[request.client].consumed
-    return tuple(
-        StreamRange(at.stream, start, stop)
-        for at in request.consumed
-        for start, stop in mine.get(at.stream, Ranges()).outside(at.start, at.stop)
+def _find_overtaken(record: IterationRecord, request: OpenIteration) -> ClientRecord | None:
+    """Returns the record of a returning client, if another client continues from its saved state.
+
+    The returning client checked this before, but the other client may have come since.
+    """
+    for member in record.members.values():
+        if member.client not in (*request.names, request.client):
+            for name in request.names:
+                if name in member.resumes and name in record.members:
+                    return record.members[name]
+    return None
+
+
+def explain_departure(member: ClientRecord) -> str:
+    """The message for a client that may not read any more."""
+    if member.standing == LEFT:
+        return f"service: reader {member.client} has left; iterate again to read on"
+    if member.consumer >= 0:
+        return (
+            f"service: another reader has joined as consumer {member.consumer}; only one process "
+            "may read under each consumer_index"
+        )
+    return (
+        f"service: another reader resumed a saved state of reader {member.client}; iterate "
+        "again to read on"
     )
 
 
-def _overlaps(request: OpenIteration, taken: dict[int, Ranges]) -> tuple[StreamRange, ...]:
-    return tuple(
-        StreamRange(at.stream, start, stop)
-        for at in request.consumed
-        for start, stop in taken[at.stream].inside(at.start, at.stop)
-    )
+def check_claims(record: IterationRecord, request: OpenIteration) -> None:
+    """Checks that a saved state names elements that can exist."""
+    begun = max((group.begun for group in record.groups.values()), default=0)
+    last = record.total if record.total >= 0 and not record.elastic else begun + _MAX_STREAMS_AHEAD
+    ends = (StreamRange(stream, 0, end) for stream, end in request.finished)
+    for at in (*request.consumed, *request.held, *ends):
+        if not (0 <= at.stream < last and 0 <= at.start <= at.stop):
+            raise InvalidArgumentError(
+                f"load_state_dict: the saved state has read elements {at.start} to {at.stop} of "
+                f"stream {at.stream}, which this dataset does not have; restore it into the "
+                "dataset that it was saved from"
+            )
+    check_ends(record, request.finished)
 
 
-def _find_taken(
-    record: IterationRecord, request: OpenIteration, before: Iterable[Fact], streams: set[int]
-) -> dict[int, Ranges]:
-    undone = {fact.client for fact in before if isinstance(fact, ClientRewound)}
-    return _ranges_of_others(record, record.group_of(request), {*undone, request.client}, streams)
-
-
-def _ranges_of_others(
-    record: IterationRecord, name: str, undone: set[str], streams: set[int]
-) -> dict[int, Ranges]:
-    """What the other clients of a group hold or have consumed of some streams."""
-    taken = {stream: Ranges() for stream in streams}
-    if not taken:
-        return taken  # A new reader: an iteration may have thousands of members.
-    others = [m for m in record.members.values() if m.group == name and m.client not in undone]
-    for member in others:
-        for stream in streams & member.consumed.keys():
-            for start, stop in member.consumed[stream]:
-                taken[stream].add(start, stop)
-    tracks = record.groups[name].tracks if name in record.groups else {}
-    for stream in streams & tracks.keys():
-        for client, held in tracks[stream].held.items():
-            for start, stop in held if client not in undone else ():
-                taken[stream].add(start, stop)
-    return taken
-
-
-def find_leased(record: IterationRecord, request: OpenIteration) -> tuple[StreamRange, ...]:
-    """As `find_untaken`, for a repeated request: the part of `request.held` that it has leased."""
-    group = record.groups[record.members[request.client].group]
-    return tuple(
-        StreamRange(at.stream, start, stop)
-        for at in request.held
-        if at.stream in group.tracks
-        for start, stop in group.tracks[at.stream]
-        .held.get(request.client, Ranges())
-        .inside(at.start, at.stop)
-    )
+def check_ends(record: IterationRecord, ended: tuple[tuple[int, int], ...]) -> None:
+    """Checks that a stream has the same length for all readers."""
+    for stream, length in ended:
+        known = record.ends.get(stream)
+        if known is None:
+            consumed = (group.consumed_to(stream) for group in record.groups.values())
+            known = max(length, *consumed, 0)
+        if length != known:
+            raise DataLossError(
+                f"service: stream {stream} of {record.work.job} ended after {length} elements, "
+                f"but another reader got {known}; the functions of a dataset must make the same "
+                "number of elements whenever they are called"
+            )

@@ -14,7 +14,7 @@ from typing import assert_never
 
 import msgspec
 
-from penstock.errors import InvalidArgumentError
+from penstock.errors import FailedPreconditionError, InvalidArgumentError
 from penstock.plan.shape import ENDLESS, Form, Shape
 from penstock.service.logic.dispatcher_records import (
     ClientRecord,
@@ -23,7 +23,6 @@ from penstock.service.logic.dispatcher_records import (
     is_local,
 )
 from penstock.service.logic.facts import Fact, IterationBegun, StreamPlace, StreamsPlaced
-from penstock.service.logic.reader_checks import check_laps, streams_resumed
 from penstock.service.logic.state import State
 from penstock.service.protocol.messages import (
     AT_END,
@@ -414,3 +413,34 @@ class _LoadHeap:
             return self._heap[0]
         near = (e for e in self._heap if iteration.near(self._records[e[1]].info))
         return min(near, default=None)
+
+
+# What a saved state says about streams
+
+
+_MAX_WORKERS = 1 << 16
+"""A saved state with more streams than this is damaged: each stream is of one worker."""
+
+
+def streams_resumed(request: OpenIteration) -> int:
+    """How many streams of workers a saved state names."""
+    known = (at.stream for at in (*request.consumed, *request.held))
+    streams = 1 + max((*known, *(stream for stream, _ in request.finished)), default=-1)
+    if streams > _MAX_WORKERS:
+        raise InvalidArgumentError(
+            f"load_state_dict: the saved state has read {streams} streams, one for each worker; "
+            f"at most {_MAX_WORKERS} are possible"
+        )
+    return streams
+
+
+def check_laps(record: IterationRecord, request: OpenIteration) -> None:
+    """Checks that the streams of a coordinated read begin in the same laps for all consumers."""
+    for stream, begins in enumerate(request.begins):
+        known = record.places.begins(stream)
+        if known not in (UNDECIDED, begins):
+            raise FailedPreconditionError(
+                f"load_state_dict: stream {stream} of the saved state begins in lap {begins}, and "
+                f"in lap {known} for the other consumers of job {request.job!r}; restore states of "
+                "one run, or use another job_name"
+            )

@@ -1,4 +1,4 @@
-"""Recovery: a whole state as a snapshot of facts, and the detection of facts that were lost.
+"""Recovery: a state as a snapshot of facts, facts that were lost, and readers that resume states.
 
 Facts are counted, through restarts too. Every reply to a reader names the last fact that it rests
 on, and the reader names that fact in its next request. A dispatcher that does not know the fact was
@@ -8,15 +8,23 @@ reader again once the reader has reported which elements it has handed out.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import hashlib
+from collections.abc import Iterable, Iterator
 from itertools import islice
 
 import msgspec
 
-from penstock.service.logic.dispatcher_records import HERE, ClientRecord, IterationRecord
+from penstock.service.logic.dispatcher_records import (
+    HERE,
+    LEFT,
+    SUPERSEDED,
+    ClientRecord,
+    IterationRecord,
+)
 from penstock.service.logic.facts import (
     ClientGone,
     ClientJoined,
+    ClientRewound,
     ConsumptionKept,
     DatasetStored,
     DispatcherStarted,
@@ -30,7 +38,7 @@ from penstock.service.logic.facts import (
     StreamsPlaced,
     WorkerJoined,
 )
-from penstock.service.logic.leases import Group
+from penstock.service.logic.leases import Group, Ranges
 from penstock.service.logic.state import State, intervals_of
 from penstock.service.protocol.messages import (
     ClientHeartbeat,
@@ -192,3 +200,138 @@ def describe_ranges(ranges: Iterator[StreamRange] | tuple[StreamRange, ...]) -> 
 def _describe_range(at: StreamRange) -> str:
     last = f"to {at.stop - 1}" if at.stop >= 0 else "on"
     return f"elements {at.start} {last} of stream {at.stream}"
+
+
+# Readers that resume saved states: whose reading is undone, and what other readers have got
+
+
+def origin_of(request: OpenIteration) -> str:
+    """A digest of the saved states that a client resumes; empty without any."""
+    if not request.resumes:
+        return ""
+    ranges = sorted((*request.consumed, *request.held), key=_by_position)
+    states = (sorted(request.resumes), ranges, request.finished)
+    return hashlib.sha256(msgspec.msgpack.encode(states)).hexdigest()[:16]
+
+
+def _by_position(held: StreamRange) -> tuple[int, int]:
+    return held.stream, held.start
+
+
+def find_rewound(record: IterationRecord, request: OpenIteration) -> list[ClientRewound]:
+    """The clients whose reading is undone: the resumed ones, and all that resumed states of these.
+
+    Members are in the order in which they joined, so that each comes after those it resumed.
+    """
+    origin = origin_of(request)
+    line = set(request.resumes)
+    for member in record.members.values():
+        follows = any(ancestor in line for ancestor in member.resumes)
+        if (
+            follows
+            and not _resumes_together(member, request, origin)
+            and not _is_returning(member, request, origin)
+        ):
+            line.add(member.client)
+    members = (record.members[client] for client in record.members if client in line)
+    return [ClientRewound(member.client) for member in members if _needs_rewind(member)]
+
+
+def _resumes_together(member: ClientRecord, request: OpenIteration, origin: str) -> bool:
+    """Whether a member and the requesting client resume the same merged state, side by side."""
+    merged = request.merged or len(request.resumes) > 1
+    return merged and member.origin == origin and member.standing in (HERE, LEFT)
+
+
+def _is_returning(member: ClientRecord, request: OpenIteration, origin: str) -> bool:
+    """Whether the member is the requesting client, which returns after its leases expired."""
+    return member.client == request.client and member.origin == origin
+
+
+def _needs_rewind(member: ClientRecord) -> bool:
+    return bool(member.consumed) or member.standing != SUPERSEDED
+
+
+def find_untaken(
+    record: IterationRecord, request: OpenIteration, before: Iterable[Fact]
+) -> tuple[StreamRange, ...]:
+    """The part of `request.held` that no other client has once the facts `before` are applied."""
+    ends = {**record.ends, **dict(request.finished)}
+    taken = _find_taken(record, request, before, {at.stream for at in request.held})
+    return tuple(
+        StreamRange(at.stream, start, stop)
+        for at in request.held
+        for start, stop in taken[at.stream].outside(
+            at.start, min(at.stop, ends.get(at.stream, at.stop))
+        )
+    )
+
+
+def find_repeated(
+    record: IterationRecord, request: OpenIteration, before: Iterable[Fact]
+) -> tuple[StreamRange, ...]:
+    """The part of `request.consumed` that other clients have got, too."""
+    if request.merged or len(request.resumes) > 1:
+        return ()  # All clients that resume a merged state report the same; the first has it.
+    taken = _find_taken(record, request, before, {at.stream for at in request.consumed})
+    return _overlaps(request, taken)
+
+
+def find_unclaimed(record: IterationRecord, request: OpenIteration) -> tuple[StreamRange, ...]:
+    """As `find_repeated`, for a repeated request: what it reports and the record does not have."""
+    if request.merged or len(request.resumes) > 1:
+        return ()
+    mine = record.members[request.client].consumed
+    return tuple(
+        StreamRange(at.stream, start, stop)
+        for at in request.consumed
+        for start, stop in mine.get(at.stream, Ranges()).outside(at.start, at.stop)
+    )
+
+
+def _overlaps(request: OpenIteration, taken: dict[int, Ranges]) -> tuple[StreamRange, ...]:
+    return tuple(
+        StreamRange(at.stream, start, stop)
+        for at in request.consumed
+        for start, stop in taken[at.stream].inside(at.start, at.stop)
+    )
+
+
+def _find_taken(
+    record: IterationRecord, request: OpenIteration, before: Iterable[Fact], streams: set[int]
+) -> dict[int, Ranges]:
+    undone = {fact.client for fact in before if isinstance(fact, ClientRewound)}
+    return _ranges_of_others(record, record.group_of(request), {*undone, request.client}, streams)
+
+
+def _ranges_of_others(
+    record: IterationRecord, name: str, undone: set[str], streams: set[int]
+) -> dict[int, Ranges]:
+    """What the other clients of a group hold or have consumed of some streams."""
+    taken = {stream: Ranges() for stream in streams}
+    if not taken:
+        return taken  # A new reader: an iteration may have thousands of members.
+    others = [m for m in record.members.values() if m.group == name and m.client not in undone]
+    for member in others:
+        for stream in streams & member.consumed.keys():
+            for start, stop in member.consumed[stream]:
+                taken[stream].add(start, stop)
+    tracks = record.groups[name].tracks if name in record.groups else {}
+    for stream in streams & tracks.keys():
+        for client, held in tracks[stream].held.items():
+            for start, stop in held if client not in undone else ():
+                taken[stream].add(start, stop)
+    return taken
+
+
+def find_leased(record: IterationRecord, request: OpenIteration) -> tuple[StreamRange, ...]:
+    """As `find_untaken`, for a repeated request: the part of `request.held` that it has leased."""
+    group = record.groups[record.members[request.client].group]
+    return tuple(
+        StreamRange(at.stream, start, stop)
+        for at in request.held
+        if at.stream in group.tracks
+        for start, stop in group.tracks[at.stream]
+        .held.get(request.client, Ranges())
+        .inside(at.start, at.stop)
+    )

@@ -32,7 +32,7 @@ from penstock.service.logic.facts import (
     WorkerJoined,
     WorkerSuspected,
 )
-from penstock.service.logic.reader_checks import MODES
+from penstock.service.logic.opening import MODES
 from penstock.service.logic.scaling import JobSigns, busy_share, find_limit, wanted_workers
 from penstock.service.logic.state import State, worker_heartbeat
 from penstock.service.protocol import timing
