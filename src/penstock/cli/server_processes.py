@@ -145,7 +145,7 @@ def print_metrics_token(certificates: str | None) -> int:
 
 def print_dashboard_link(url: str, certificates: str | None) -> int:
     """Prints a new link to a dashboard, with the token that this process finds."""
-    from penstock.service.host.dashboard import make_link
+    from penstock.service.host.http_pages import make_link
     from penstock.service.host.security import find_token
 
     folder = certificates or os.environ.get("PENSTOCK_CERTIFICATES") or None

@@ -21,16 +21,16 @@ from penstock.engine.formats.files import translate_errors
 from penstock.errors import FailedPreconditionError, UnavailableError
 from penstock.service.host.array_store import ArrayStore
 from penstock.service.host.control_server import ControlServer
-from penstock.service.host.dashboard import Dashboard
 from penstock.service.host.holds import Hold, acquire, find_journal, remove_other_journals
-from penstock.service.host.journal import Ledger
-from penstock.service.host.metrics import (
+from penstock.service.host.http_pages import (
     DISPATCHER_METRICS,
+    Dashboard,
     MetricsServer,
     RequestCounts,
     Values,
     dispatcher_values,
 )
+from penstock.service.host.journal import Ledger
 from penstock.service.host.plan_store import PlanStore
 from penstock.service.host.security import Security, check_folder
 from penstock.service.host.server_setup import (

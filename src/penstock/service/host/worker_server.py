@@ -29,7 +29,7 @@ from penstock.service.host.control_client import ControlClient
 from penstock.service.host.data_connection import Connection
 from penstock.service.host.data_server import DataListener
 from penstock.service.host.fetch_server import FetchGate, serve
-from penstock.service.host.metrics import WORKER_METRICS, MetricsServer, Values
+from penstock.service.host.http_pages import WORKER_METRICS, MetricsServer, Values
 from penstock.service.host.plan_processes import PlanProcesses
 from penstock.service.host.plan_store import Decode, PlanCache, make_decoder
 from penstock.service.host.runtime import MACHINE, Runtime

@@ -28,7 +28,7 @@ from penstock.errors import (
 )
 from penstock.service.host import journal as journals
 from penstock.service.host.dispatcher_server import Dispatcher
-from penstock.service.host.metrics import DISPATCHER_METRICS, WORKER_METRICS
+from penstock.service.host.http_pages import DISPATCHER_METRICS, WORKER_METRICS
 from penstock.service.host.server_setup import DispatcherConfig, WorkerConfig
 from penstock.service.host.worker_server import Worker
 from penstock.service.protocol import timing

@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.service.host.dashboard import make_ticket, read_expiry
+from penstock.service.host.http_pages import make_ticket, read_expiry
 
 TOKEN = b"a token of these tests"
 

@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 
 from penstock.errors import FailedPreconditionError, UnfitServerError
-from penstock.service.host import dashboard as dashboards
-from penstock.service.host import http_server
-from penstock.service.host.dashboard import Dashboard, make_link, take_sample
+from penstock.service.host import http_pages, http_server
+from penstock.service.host.http_pages import Dashboard, make_link, take_sample
 from penstock.service.host.security import Security
 from penstock.service.host.server_setup import DispatcherConfig, check_dispatcher
 from penstock.service.protocol import timing
@@ -68,11 +67,11 @@ def test_a_link_is_valid_once(dashboard: Dashboard) -> None:
 
 def test_links_and_sessions_expire(dashboard: Dashboard, monkeypatch: pytest.MonkeyPatch) -> None:
     path, cookie = dashboard.link().removeprefix(dashboard.url()), start_session(dashboard)
-    now = dashboards.time.time()
-    monkeypatch.setattr(dashboards.time, "time", lambda: now + timing.DASHBOARD_LINK + 1)
+    now = http_pages.time.time()
+    monkeypatch.setattr(http_pages.time, "time", lambda: now + timing.DASHBOARD_LINK + 1)
     assert get(dashboard, path).status == 401
     assert get(dashboard, "/", cookie).status == 200
-    monkeypatch.setattr(dashboards.time, "time", lambda: now + timing.DASHBOARD_SESSION + 2)
+    monkeypatch.setattr(http_pages.time, "time", lambda: now + timing.DASHBOARD_SESSION + 2)
     assert get(dashboard, "/", cookie).status == 401
 
 
@@ -94,7 +93,7 @@ def test_a_session_outlives_a_restart(dashboard: Dashboard) -> None:
 def test_the_cookie_is_not_for_scripts(
     dashboard: Dashboard, has_tls: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    guard = dashboards.SessionGuard(TOKEN, has_tls)
+    guard = http_pages.SessionGuard(TOKEN, has_tls)
     query = make_link("", TOKEN).partition("?")[2]
     request = http_server.HttpRequest("/", query, http_server.Headers(), is_within_machine=False)
     (cookie,) = [value for name, value in guard(request).headers if name == "Set-Cookie"]
@@ -108,7 +107,7 @@ def test_nothing_is_loaded_from_elsewhere(dashboard: Dashboard) -> None:
         policy = get(dashboard, path, cookie).headers["Content-Security-Policy"]
         assert policy.startswith("default-src 'none'; script-src 'self';")
         assert "unsafe" not in policy
-    for file in Path(dashboards.__file__).with_name("dashboard_page").iterdir():
+    for file in Path(http_pages.__file__).with_name("dashboard_page").iterdir():
         text = file.read_text(encoding="utf-8").replace("http://www.w3.org/2000/svg", "")
         assert re.findall(r"https?://|innerHTML|insertAdjacent|document\.write| style=", text) == []
 
