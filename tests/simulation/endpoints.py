@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.element.chunk import Chunk
 from penstock.engine.figures import Figures
 from penstock.errors import DataLossError, UnavailableError
-from penstock.service.host.authentication import ProcessLoss
+from penstock.service.host.security import ProcessLoss
 from penstock.service.protocol.data_messages import (
     CHECK_SIZE,
     HEAD_SIZE,

@@ -329,8 +329,7 @@ def _prove_token(connected: socket.socket, address: str, host: str) -> None:
 
     Whether that works is another check, so errors are ignored here.
     """
-    from penstock.service.host.authentication import CONTROL, Terms, client_handshake
-    from penstock.service.host.security import Security
+    from penstock.service.host.security import CONTROL, Security, Terms, client_handshake
 
     deadline = time.monotonic() + _CONNECT_SECONDS
     with suppress(OpError, OSError):

@@ -17,10 +17,9 @@ from typing import NamedTuple
 
 import pytest
 
-from penstock.service.host.authentication import PROOF_SIZE, ProcessLoss
 from penstock.service.host.control_client import ControlClient
 from penstock.service.host.control_server import ControlServer
-from penstock.service.host.security import Security
+from penstock.service.host.security import PROOF_SIZE, ProcessLoss, Security
 from penstock.service.protocol.messages import GetDataset, GetStatus, GetStatusReply, Ok, Request
 
 TOKEN = "a token that strangers do not have"

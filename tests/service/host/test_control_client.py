@@ -27,13 +27,6 @@ from penstock.errors import (
     UnknownError,
 )
 from penstock.service.host import control_server
-from penstock.service.host.authentication import (
-    CONTROL,
-    PROOF_SIZE,
-    ProcessLoss,
-    Terms,
-    client_handshake,
-)
 from penstock.service.host.certificates import make_certificates
 from penstock.service.host.control_client import ControlClient, is_transient
 from penstock.service.host.control_connection import (
@@ -45,7 +38,14 @@ from penstock.service.host.control_connection import (
 )
 from penstock.service.host.control_server import ControlServer
 from penstock.service.host.data_server import DataListener
-from penstock.service.host.security import Security
+from penstock.service.host.security import (
+    CONTROL,
+    PROOF_SIZE,
+    ProcessLoss,
+    Security,
+    Terms,
+    client_handshake,
+)
 from penstock.service.protocol import timing
 from penstock.service.protocol.messages import (
     ErrorReply,

@@ -14,7 +14,6 @@ from penstock.engine.processes.descriptors import receive_descriptor
 from penstock.engine.processes.fork_server import ProcessExit
 from penstock.errors import AbortedError
 from penstock.service.host import plan_processes
-from penstock.service.host.authentication import ProcessLoss
 from penstock.service.host.data_server import AcceptedClient
 from penstock.service.host.plan_process_main import (
     LARGEST,
@@ -30,6 +29,7 @@ from penstock.service.host.plan_process_main import (
     open_watch,
 )
 from penstock.service.host.plan_processes import PlanProcesses
+from penstock.service.host.security import ProcessLoss
 from penstock.service.protocol.messages import WorkStatus
 from tests.integration.clusters import until
 

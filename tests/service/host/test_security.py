@@ -13,13 +13,14 @@ from penstock.errors import (
     PermissionDeniedError,
     UnauthenticatedError,
 )
-from penstock.service.host.authentication import is_proof, make_proof
 from penstock.service.host.certificates import make_certificates
 from penstock.service.host.security import (
     Security,
     check_folder,
     check_secret,
     find_token,
+    is_proof,
+    make_proof,
     read_token,
     write_token,
 )

@@ -22,14 +22,14 @@ from functools import partial
 from typing import NamedTuple, Protocol
 
 from penstock.errors import FailedPreconditionError, UnavailableError
-from penstock.service.host.authentication import (
+from penstock.service.host.security import (
     ProcessLoss,
+    Security,
     ServerHandshake,
     no_process_loss,
     refuse_without_tls,
     server_handshake,
 )
-from penstock.service.host.security import Security
 from penstock.service.host.sockets import keep_alive, shut
 from penstock.service.protocol import timing
 
@@ -71,7 +71,7 @@ class Admission:
     Args:
         listening: Listening sockets, which this object closes.
         security: The token, and the certificates for TCP connections.
-        mark: The purpose of the connections (see `authentication`).
+        mark: The purpose of the connections (see `security`).
         welcome: Makes a guest of a connection that has proved the token.
         grace: Seconds in which dismissed guests may finish their current request.
         handshake_seconds: Seconds in which a stranger must prove the token.

@@ -28,7 +28,6 @@ from penstock.errors import (
     UnauthenticatedError,
     UnavailableError,
 )
-from penstock.service.host.authentication import CONTROL, Terms, client_handshake
 from penstock.service.host.control_connection import (
     ControlConnection,
     decode_reply,
@@ -36,7 +35,7 @@ from penstock.service.host.control_connection import (
     reply_to_error,
     set_deadline,
 )
-from penstock.service.host.security import Security
+from penstock.service.host.security import CONTROL, Security, Terms, client_handshake
 from penstock.service.host.sockets import (
     is_loopback,
     join_address,

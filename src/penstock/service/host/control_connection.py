@@ -30,7 +30,7 @@ from penstock.errors import (
     UnauthenticatedError,
     UnknownError,
 )
-from penstock.service.host.authentication import PROOF_SIZE, is_proof, make_proof
+from penstock.service.host.security import PROOF_SIZE, is_proof, make_proof
 from penstock.service.protocol.messages import ErrorReply, Reply, Request
 
 LARGEST = 8 << 20

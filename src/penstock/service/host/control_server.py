@@ -17,14 +17,13 @@ from collections.abc import Callable
 from penstock.engine.endings import Ending
 from penstock.errors import OpError, UnavailableError
 from penstock.service.host.admission import Admission
-from penstock.service.host.authentication import CONTROL
 from penstock.service.host.control_connection import (
     ControlConnection,
     decode_request,
     encode,
     error_to_reply,
 )
-from penstock.service.host.security import Security
+from penstock.service.host.security import CONTROL, Security
 from penstock.service.host.sockets import listen_tcp, shut
 from penstock.service.protocol import timing
 from penstock.service.protocol.messages import (

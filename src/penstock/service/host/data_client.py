@@ -26,10 +26,9 @@ from penstock.errors import (
     UnauthenticatedError,
     UnavailableError,
 )
-from penstock.service.host.authentication import ProcessLoss, Terms, client_handshake
 from penstock.service.host.data_connection import Connection, compression_mode
 from penstock.service.host.runtime import MACHINE, Bell, Runtime
-from penstock.service.host.security import Security
+from penstock.service.host.security import ProcessLoss, Security, Terms, client_handshake
 from penstock.service.host.sockets import (
     Channel,
     DescriptorChannel,

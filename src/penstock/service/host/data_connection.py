@@ -37,7 +37,7 @@ from penstock.errors import (
     ResourceExhaustedError,
     UnavailableError,
 )
-from penstock.service.host.authentication import ProcessLoss
+from penstock.service.host.security import ProcessLoss
 from penstock.service.host.sockets import BodySlices, Channel, Part, take_first
 from penstock.service.protocol.data_messages import (
     CHECK_SIZE,

@@ -15,19 +15,19 @@ from typing import NamedTuple, Protocol
 from penstock.engine.processes.chunk_memory import SlabPool, can_share
 from penstock.errors import DataLossError, UnavailableError
 from penstock.service.host.admission import Admission, Guest
-from penstock.service.host.authentication import (
-    DATA,
-    ProcessLoss,
-    ServerHandshake,
-    no_process_loss,
-)
 from penstock.service.host.data_connection import (
     COMPRESS_AUTO,
     COMPRESS_NEVER,
     Compressor,
     Connection,
 )
-from penstock.service.host.security import Security
+from penstock.service.host.security import (
+    DATA,
+    ProcessLoss,
+    Security,
+    ServerHandshake,
+    no_process_loss,
+)
 from penstock.service.host.sockets import (
     Channel,
     TlsChannel,

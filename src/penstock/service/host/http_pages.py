@@ -21,9 +21,8 @@ from typing import Any, NamedTuple, get_args
 from urllib.parse import parse_qs
 
 from penstock.engine.formats.extras import load_extra
-from penstock.service.host.authentication import is_proof, make_proof
 from penstock.service.host.http_server import HttpRequest, HttpServer, Page
-from penstock.service.host.security import Security
+from penstock.service.host.security import Security, is_proof, make_proof
 from penstock.service.host.sockets import join_address
 from penstock.service.logic.status import Tally
 from penstock.service.protocol import timing

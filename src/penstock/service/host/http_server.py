@@ -23,8 +23,7 @@ from typing import NamedTuple, NoReturn
 
 from penstock.errors import DataLossError, UnauthenticatedError, UnavailableError
 from penstock.service.host.admission import Admission, Guest
-from penstock.service.host.authentication import make_proof, set_timeout
-from penstock.service.host.security import Security
+from penstock.service.host.security import Security, make_proof, set_timeout
 from penstock.service.host.sockets import is_loopback, listen_tcp, shut
 from penstock.service.protocol import timing
 

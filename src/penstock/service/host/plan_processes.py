@@ -28,7 +28,6 @@ import msgspec
 from penstock.engine.call_watch import RECORD_SIZE, RecordedCall, read_record
 from penstock.engine.processes.descriptors import send_descriptors
 from penstock.engine.processes.fork_server import ForkServer, describe_exit
-from penstock.service.host.authentication import ProcessLoss
 from penstock.service.host.data_server import AcceptedClient
 from penstock.service.host.plan_process_main import (
     LARGEST,
@@ -45,6 +44,7 @@ from penstock.service.host.plan_process_main import (
     decoder_of_worker,
     encode,
 )
+from penstock.service.host.security import ProcessLoss
 from penstock.service.host.sockets import relay, shut, tune_for_data
 from penstock.service.host.worker_meters import Sent, add_work
 from penstock.service.logic.crashes import Crash, Crashes, Search

@@ -19,7 +19,7 @@ from penstock.errors import (
     UnauthenticatedError,
     UnavailableError,
 )
-from penstock.service.host.authentication import (
+from penstock.service.host.security import (
     CONTROL,
     DATA,
     ProcessLoss,
