@@ -13,10 +13,9 @@ import msgspec
 
 from penstock.errors import OpError, UnavailableError
 from penstock.service.host.control_connection import error_to_reply
-from penstock.service.logic.dispatcher import decide, tick
+from penstock.service.logic.dispatcher import decide, snapshot, stamp_reply, tick
 from penstock.service.logic.dispatcher_records import LOST
 from penstock.service.logic.facts import ClientHeard, DispatcherStarted, Fact, WorkerHeard
-from penstock.service.logic.recovery import snapshot, stamp_reply
 from penstock.service.logic.state import Settings, State
 from penstock.service.protocol.messages import Hello, HelloReply, Leave
 from tests.service.logic.invariants import check

@@ -30,7 +30,7 @@ from penstock.service.host.control_client import ControlClient
 from penstock.service.host.dispatcher_server import Dispatcher
 from penstock.service.host.security import Security
 from penstock.service.host.server_setup import DispatcherConfig
-from penstock.service.logic.recovery import snapshot
+from penstock.service.logic.dispatcher import snapshot
 from penstock.service.protocol.messages import (
     DatasetInfo,
     GetDataset,

@@ -11,7 +11,7 @@ from penstock.errors import NotFoundError, UnavailableError
 from penstock.plan.shape import Shape
 from penstock.service.host import journal as journals
 from penstock.service.host.journal import Ledger
-from penstock.service.logic.recovery import snapshot
+from penstock.service.logic.dispatcher import snapshot
 from penstock.service.logic.state import Settings
 from penstock.service.protocol.messages import (
     ClientHeartbeat,

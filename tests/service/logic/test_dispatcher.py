@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock.plan.shape import Shape
+from penstock.service.logic.dispatcher import snapshot
 from penstock.service.logic.leases import Ranges
-from penstock.service.logic.recovery import snapshot
 from penstock.service.logic.state import Settings
 from penstock.service.protocol.messages import (
     ClientHeartbeat,

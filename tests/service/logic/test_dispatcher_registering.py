@@ -5,8 +5,7 @@ import pytest
 
 from penstock.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
 from penstock.plan.shape import Shape
-from penstock.service.logic.dispatcher import REPETITIONS
-from penstock.service.logic.recovery import snapshot
+from penstock.service.logic.dispatcher import REPETITIONS, snapshot
 from penstock.service.logic.state import Settings
 from penstock.service.protocol import timing
 from penstock.service.protocol.messages import (

@@ -10,9 +10,9 @@ import pytest
 from penstock.errors import DataLossError, FailedPreconditionError
 from penstock.plan.shape import Shape
 from penstock.service.logic.client import Reading, known_streams
+from penstock.service.logic.dispatcher import snapshot
 from penstock.service.logic.feeds import Limits
 from penstock.service.logic.orders import Laps, RoundRobinOrder
-from penstock.service.logic.recovery import snapshot
 from penstock.service.protocol.messages import (
     AT_END,
     UNDECIDED,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.service.logic.recovery import stamp_reply
+from penstock.service.logic.dispatcher import stamp_reply
 from penstock.service.logic.state import Settings, intervals_of, worker_heartbeat
 from penstock.service.protocol import timing
 from penstock.service.protocol.messages import (

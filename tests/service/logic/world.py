@@ -5,9 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from penstock.plan.shape import Shape
-from penstock.service.logic.dispatcher import decide, tick
+from penstock.service.logic.dispatcher import decide, snapshot, tick
 from penstock.service.logic.facts import DispatcherStarted, Fact
-from penstock.service.logic.recovery import snapshot
 from penstock.service.logic.state import Settings, State
 from penstock.service.protocol.messages import (
     ClientHeartbeat,

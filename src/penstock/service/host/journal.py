@@ -33,9 +33,15 @@ from penstock.errors import (
     ResourceExhaustedError,
     UnavailableError,
 )
-from penstock.service.logic.dispatcher import decide, tick
+from penstock.service.logic.dispatcher import (
+    decide,
+    describe_unrecorded,
+    lost_facts,
+    snapshot,
+    stamp_reply,
+    tick,
+)
 from penstock.service.logic.facts import ClientHeard, DispatcherStarted, Fact, WorkerHeard
-from penstock.service.logic.recovery import describe_unrecorded, lost_facts, snapshot, stamp_reply
 from penstock.service.logic.state import Settings, State
 from penstock.service.logic.status import Incident, Tally, Timeline, status
 from penstock.service.protocol import timing

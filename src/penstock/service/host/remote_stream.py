@@ -39,7 +39,7 @@ from penstock.service.host.session import Session
 from penstock.service.host.traces import ReaderTraces
 from penstock.service.logic.client import Reading, claims_of
 from penstock.service.logic.feeds import Ask, Failure, Limits, Piece
-from penstock.service.logic.recovery import describe_ranges
+from penstock.service.logic.leases import describe_ranges
 from penstock.service.protocol import timing
 from penstock.service.protocol.messages import (
     Bottleneck,

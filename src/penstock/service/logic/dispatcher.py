@@ -1,4 +1,4 @@
-"""The dispatcher: takes a request and the time, and returns facts and a reply.
+"""The dispatcher: takes a request and the time, and returns facts and a reply; its recovery.
 
 `decide` and `tick` change nothing: their caller journals the durable facts, applies all facts in
 order, and then sends the reply. Requests that cannot be served raise.
@@ -13,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import count, takewhile
 
+import msgspec
+
 from penstock.errors import (
     FailedPreconditionError,
     InternalError,
@@ -23,26 +25,38 @@ from penstock.service.logic.dispatcher_records import (
     HERE,
     LEFT,
     LOST,
+    ClientRecord,
     IterationRecord,
     JobRecord,
 )
 from penstock.service.logic.facts import (
+    ClientGone,
     ClientHeard,
+    ClientJoined,
+    ConsumptionKept,
     DatasetForgotten,
     DatasetStored,
+    DispatcherStarted,
     Fact,
+    GroupReached,
     IterationRemoved,
+    LeasesKept,
+    LengthsKept,
+    NumbersGiven,
     RangesClaimed,
+    RepetitionsOver,
+    StreamPlace,
+    StreamsPlaced,
     WorkerGone,
     WorkerHeard,
     WorkerJoined,
     WorkerSuspected,
 )
 from penstock.service.logic.granting import find_reader, lease, report_consumed
+from penstock.service.logic.leases import Group, describe_ranges
 from penstock.service.logic.opening import depart, find_dataset, open_iteration, workers_for
 from penstock.service.logic.placement import extend, inherit, is_at, relieve, welcome
-from penstock.service.logic.recovery import lost_facts
-from penstock.service.logic.state import Decision, State, worker_heartbeat
+from penstock.service.logic.state import Decision, State, intervals_of, worker_heartbeat
 from penstock.service.protocol import timing
 from penstock.service.protocol.messages import (
     ClientHeartbeat,
@@ -51,6 +65,7 @@ from penstock.service.protocol.messages import (
     ForgetJobs,
     ForgetJobsReply,
     GetDataset,
+    LastFact,
     Lease,
     Leave,
     LeaveWorker,
@@ -59,7 +74,9 @@ from penstock.service.protocol.messages import (
     RegisterDataset,
     RegisterDatasetReply,
     RegisterWorker,
+    Reply,
     Request,
+    StreamRange,
     WorkerHeartbeat,
     WorkerHeartbeatReply,
 )
@@ -333,3 +350,130 @@ def _find_job(records: list[IterationRecord], job: str) -> list[IterationRecord]
 
 def _job_names(records: list[IterationRecord]) -> tuple[str, ...]:
     return tuple(sorted({record.begun.name or "" for record in records}))
+
+
+# Recovery: a whole state as a snapshot of facts, and the detection of facts that were lost.
+# Facts are counted, through restarts too. Every reply to a reader names the last fact that it rests
+# on, and the reader names that fact in its next request. A dispatcher that does not know the fact
+# was restored from a journal that was cut, or from an older copy: it refuses the request, and
+# serves the reader again once the reader has reported which elements it has handed out.
+
+
+def snapshot(state: State) -> tuple[Fact, ...]:
+    """The fewest facts that give an equal state when applied to a new one."""
+    return tuple(_list_facts(state))
+
+
+def _list_facts(state: State) -> Iterator[Fact]:
+    if state.starts:
+        yield DispatcherStarted(state.dispatcher, state.starts, tuple(state.lives.items()))
+    names = {dataset_id: request for request, dataset_id in state.requests.items()}
+    for dataset_id, info in state.datasets.items():
+        lasting = state.is_lasting(dataset_id)
+        yield DatasetStored(info, names.get(dataset_id, ""), lasting=lasting)
+    for worker in state.roster.workers.values():
+        yield WorkerJoined(worker.info)
+    for record in state.iterations.values():
+        yield from _iteration_facts(record)
+    for job in state.jobs.values():
+        if job.over:
+            some = next(iter(job.iterations.values()))
+            yield RepetitionsOver(some, tuple(job.over), tuple(job.programs))
+    yield NumbersGiven(state.dataset_numbers, state.iteration_numbers, state.facts)
+
+
+def _iteration_facts(record: IterationRecord) -> Iterator[Fact]:
+    begun, job = record.begun, record.work.job
+    yield msgspec.structs.replace(begun, ready=record.ready)
+    if record.ends:
+        yield LengthsKept(job, record.ends.pack())
+    for client in record.members.values():
+        yield from _client_facts(client)
+    for name, group in record.groups.items():
+        yield _group_fact(job, name, group)
+    for client in record.members.values():
+        yield from _lease_facts(client, record.groups[client.group])
+    # After the clients: when the last client of an iteration leaves, its streams lose their places.
+    places = tuple(sorted(record.places, key=_stream_of))
+    if places:
+        yield StreamsPlaced(job, places)
+
+
+def _stream_of(place: StreamPlace) -> int:
+    return place.stream
+
+
+def _client_facts(client: ClientRecord) -> Iterator[Fact]:
+    yield ClientJoined(
+        client=client.client,
+        job=client.job,
+        group=client.group,
+        host=client.host,
+        consumer=client.consumer,
+        resumes=client.resumes,
+        origin=client.origin,
+        program=client.program,
+    )
+    if client.consumed:
+        yield ConsumptionKept(client.client, *client.consumed.pack())
+    if client.standing != HERE:
+        yield ClientGone(client.client, client.standing)
+
+
+def _group_fact(job: str, name: str, group: Group) -> GroupReached:
+    reached = ((stream, track.reached) for stream, track in sorted(group.tracks.items()))
+    return GroupReached(job, name, group.begun, tuple(reached))
+
+
+def _lease_facts(client: ClientRecord, group: Group) -> Iterator[Fact]:
+    if client.standing != HERE:
+        return
+    held = [
+        StreamRange(stream, start, stop)
+        for stream, track in sorted(group.tracks.items())
+        for start, stop in track.held.get(client.client, ())
+    ]
+    if held or client.number:
+        yield LeasesKept(client.client, tuple(held), client.number, client.answer)
+
+
+def stamp_reply(state: State, request: Request, reply: Reply) -> Reply:
+    """The reply to a client with the number of the last fact of `state`, and with its intervals."""
+    if not state.lives or not isinstance(request, OpenIteration | Lease | ClientHeartbeat):
+        return reply
+    record = state.iterations[state.clients[request.client].job]
+    return msgspec.structs.replace(
+        reply,
+        last=LastFact(next(reversed(state.lives)), state.facts),
+        intervals=intervals_of(state, record),
+    )
+
+
+def lost_facts(state: State, request: Request) -> str | None:
+    """An error message if a reader knows of a fact that this dispatcher has lost; else None."""
+    if not isinstance(request, Lease | ClientHeartbeat | Leave) or request.last is None:
+        return None
+    if state.knows(request.last):
+        return None
+    end = state.last_known_fact(request.last.life)
+    return (
+        f"service: the dispatcher has lost facts: reader {request.client} knows of fact "
+        f"{request.last.number}, and the journal ended with fact {end} when it was opened; its "
+        "disk did not keep what it was given, or it is an older copy. Readers report what they got"
+    )
+
+
+def describe_unrecorded(state: State) -> list[str]:
+    """For each named iteration, the elements that departed readers may have got unrecorded."""
+    return [
+        f"job {record.begun.name!r}, repetition {record.begun.repetition}: "
+        f"{describe_ranges(_unleased_ranges(record))}"
+        for record in state.iterations.values()
+        if record.begun.leased and not record.is_finished
+    ]
+
+
+def _unleased_ranges(record: IterationRecord) -> Iterator[StreamRange]:
+    for group in record.groups.values():
+        for stream in sorted(group.open):
+            yield StreamRange(stream, group.tracks[stream].reached, record.ends.get(stream, -1))

@@ -1,4 +1,4 @@
-"""Granting: which elements the dispatcher leases to a reader of a named job that asks for some.
+"""Granting: which elements the dispatcher leases to a reader that asks, or resumes a saved state.
 
 The dispatcher journals every grant before it replies; a repeated request gets the same reply.
 Pieces of a plan are leased in the local order: a reader gets the lowest piece that no other reader
@@ -7,15 +7,20 @@ holds. Streams of workers are leased side by side, because they have no order am
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import hashlib
+from collections.abc import Iterable, Iterator
 from heapq import merge
 from itertools import count
 
-from penstock.errors import AbortedError, FailedPreconditionError, NotFoundError
+import msgspec
+
+from penstock.errors import AbortedError, DataLossError, FailedPreconditionError, NotFoundError
 from penstock.plan.shape import ENDLESS, Form
 from penstock.service.logic.dispatcher_records import (
     HERE,
+    LEFT,
     LOST,
+    SUPERSEDED,
     ClientRecord,
     IterationRecord,
     is_local,
@@ -23,6 +28,7 @@ from penstock.service.logic.dispatcher_records import (
 )
 from penstock.service.logic.facts import (
     ClientHeard,
+    ClientRewound,
     ClientWaits,
     Fact,
     RangesConsumed,
@@ -30,10 +36,10 @@ from penstock.service.logic.facts import (
     StreamPlace,
     StreamsPlaced,
 )
-from penstock.service.logic.opening import check_ends, explain_departure
+from penstock.service.logic.leases import Ranges
 from penstock.service.logic.state import Decision, State
 from penstock.service.protocol import timing
-from penstock.service.protocol.messages import Grant, Lease, LeaseReply, StreamRange
+from penstock.service.protocol.messages import Grant, Lease, LeaseReply, OpenIteration, StreamRange
 
 MOST_GRANTS = 8
 """The most ranges in one grant."""
@@ -55,6 +61,21 @@ def find_reader(state: State, name: str) -> ClientRecord:
     return client
 
 
+def explain_departure(member: ClientRecord) -> str:
+    """The message for a client that may not read any more."""
+    if member.standing == LEFT:
+        return f"service: reader {member.client} has left; iterate again to read on"
+    if member.consumer >= 0:
+        return (
+            f"service: another reader has joined as consumer {member.consumer}; only one process "
+            "may read under each consumer_index"
+        )
+    return (
+        f"service: another reader resumed a saved state of reader {member.client}; iterate "
+        "again to read on"
+    )
+
+
 def report_consumed(
     state: State,
     client: ClientRecord,
@@ -68,6 +89,21 @@ def report_consumed(
     check_ends(record, ended)
     news = tuple(end for end in ended if end[0] not in record.ends)
     return [RangesConsumed(client.client, consumed, news)] if consumed or news else []
+
+
+def check_ends(record: IterationRecord, ended: tuple[tuple[int, int], ...]) -> None:
+    """Checks that a stream has the same length for all readers."""
+    for stream, length in ended:
+        known = record.ends.get(stream)
+        if known is None:
+            consumed = (group.consumed_to(stream) for group in record.groups.values())
+            known = max(length, *consumed, 0)
+        if length != known:
+            raise DataLossError(
+                f"service: stream {stream} of {record.work.job} ended after {length} elements, "
+                f"but another reader got {known}; the functions of a dataset must make the same "
+                "number of elements whenever they are called"
+            )
 
 
 def lease(state: State, request: Lease) -> Decision:
@@ -318,3 +354,138 @@ class _InOrder(_Choice):
                     return found[-1:]
                 busy.update(self._group.tracks[stream].held)
         return found[:1]
+
+
+# Readers that resume saved states: whose reading is undone, and what other readers have got
+
+
+def origin_of(request: OpenIteration) -> str:
+    """A digest of the saved states that a client resumes; empty without any."""
+    if not request.resumes:
+        return ""
+    ranges = sorted((*request.consumed, *request.held), key=_by_position)
+    states = (sorted(request.resumes), ranges, request.finished)
+    return hashlib.sha256(msgspec.msgpack.encode(states)).hexdigest()[:16]
+
+
+def _by_position(held: StreamRange) -> tuple[int, int]:
+    return held.stream, held.start
+
+
+def find_rewound(record: IterationRecord, request: OpenIteration) -> list[ClientRewound]:
+    """The clients whose reading is undone: the resumed ones, and all that resumed states of these.
+
+    Members are in the order in which they joined, so that each comes after those it resumed.
+    """
+    origin = origin_of(request)
+    line = set(request.resumes)
+    for member in record.members.values():
+        follows = any(ancestor in line for ancestor in member.resumes)
+        if (
+            follows
+            and not _resumes_together(member, request, origin)
+            and not _is_returning(member, request, origin)
+        ):
+            line.add(member.client)
+    members = (record.members[client] for client in record.members if client in line)
+    return [ClientRewound(member.client) for member in members if _needs_rewind(member)]
+
+
+def _resumes_together(member: ClientRecord, request: OpenIteration, origin: str) -> bool:
+    """Whether a member and the requesting client resume the same merged state, side by side."""
+    merged = request.merged or len(request.resumes) > 1
+    return merged and member.origin == origin and member.standing in (HERE, LEFT)
+
+
+def _is_returning(member: ClientRecord, request: OpenIteration, origin: str) -> bool:
+    """Whether the member is the requesting client, which returns after its leases expired."""
+    return member.client == request.client and member.origin == origin
+
+
+def _needs_rewind(member: ClientRecord) -> bool:
+    return bool(member.consumed) or member.standing != SUPERSEDED
+
+
+def find_untaken(
+    record: IterationRecord, request: OpenIteration, before: Iterable[Fact]
+) -> tuple[StreamRange, ...]:
+    """The part of `request.held` that no other client has once the facts `before` are applied."""
+    ends = {**record.ends, **dict(request.finished)}
+    taken = _find_taken(record, request, before, {at.stream for at in request.held})
+    return tuple(
+        StreamRange(at.stream, start, stop)
+        for at in request.held
+        for start, stop in taken[at.stream].outside(
+            at.start, min(at.stop, ends.get(at.stream, at.stop))
+        )
+    )
+
+
+def find_repeated(
+    record: IterationRecord, request: OpenIteration, before: Iterable[Fact]
+) -> tuple[StreamRange, ...]:
+    """The part of `request.consumed` that other clients have got, too."""
+    if request.merged or len(request.resumes) > 1:
+        return ()  # All clients that resume a merged state report the same; the first has it.
+    taken = _find_taken(record, request, before, {at.stream for at in request.consumed})
+    return _overlaps(request, taken)
+
+
+def find_unclaimed(record: IterationRecord, request: OpenIteration) -> tuple[StreamRange, ...]:
+    """As `find_repeated`, for a repeated request: what it reports and the record does not have."""
+    if request.merged or len(request.resumes) > 1:
+        return ()
+    mine = record.members[request.client].consumed
+    return tuple(
+        StreamRange(at.stream, start, stop)
+        for at in request.consumed
+        for start, stop in mine.get(at.stream, Ranges()).outside(at.start, at.stop)
+    )
+
+
+def _overlaps(request: OpenIteration, taken: dict[int, Ranges]) -> tuple[StreamRange, ...]:
+    return tuple(
+        StreamRange(at.stream, start, stop)
+        for at in request.consumed
+        for start, stop in taken[at.stream].inside(at.start, at.stop)
+    )
+
+
+def _find_taken(
+    record: IterationRecord, request: OpenIteration, before: Iterable[Fact], streams: set[int]
+) -> dict[int, Ranges]:
+    undone = {fact.client for fact in before if isinstance(fact, ClientRewound)}
+    return _ranges_of_others(record, record.group_of(request), {*undone, request.client}, streams)
+
+
+def _ranges_of_others(
+    record: IterationRecord, name: str, undone: set[str], streams: set[int]
+) -> dict[int, Ranges]:
+    """What the other clients of a group hold or have consumed of some streams."""
+    taken = {stream: Ranges() for stream in streams}
+    if not taken:
+        return taken  # A new reader: an iteration may have thousands of members.
+    others = [m for m in record.members.values() if m.group == name and m.client not in undone]
+    for member in others:
+        for stream in streams & member.consumed.keys():
+            for start, stop in member.consumed[stream]:
+                taken[stream].add(start, stop)
+    tracks = record.groups[name].tracks if name in record.groups else {}
+    for stream in streams & tracks.keys():
+        for client, held in tracks[stream].held.items():
+            for start, stop in held if client not in undone else ():
+                taken[stream].add(start, stop)
+    return taken
+
+
+def find_leased(record: IterationRecord, request: OpenIteration) -> tuple[StreamRange, ...]:
+    """As `find_untaken`, for a repeated request: the part of `request.held` that it has leased."""
+    group = record.groups[record.members[request.client].group]
+    return tuple(
+        StreamRange(at.stream, start, stop)
+        for at in request.held
+        if at.stream in group.tracks
+        for start, stop in group.tracks[at.stream]
+        .held.get(request.client, Ranges())
+        .inside(at.start, at.stop)
+    )

@@ -15,11 +15,17 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, TypeVar, overload
 
 import numpy as np
 
+from penstock.service.protocol.messages import StreamRange
+
 _UNKNOWN = -1
+
+_MAX_NAMED = 8
+"""The most ranges in a message."""
 
 Default = TypeVar("Default")
 
@@ -484,3 +490,16 @@ class Group:
                 streams.setdefault(stream)
             else:
                 streams.pop(stream, None)
+
+
+def describe_ranges(ranges: Iterator[StreamRange] | tuple[StreamRange, ...]) -> str:
+    """Ranges in words, for a message."""
+    found = iter(ranges)
+    named = [_describe_range(at) for at in islice(found, _MAX_NAMED)]
+    more = sum(1 for _ in found)
+    return "; ".join(named) + (f"; and {more} more" if more else "")
+
+
+def _describe_range(at: StreamRange) -> str:
+    last = f"to {at.stop - 1}" if at.stop >= 0 else "on"
+    return f"elements {at.start} {last} of stream {at.stream}"

@@ -15,7 +15,6 @@ import msgspec
 
 from penstock.errors import (
     AbortedError,
-    DataLossError,
     FailedPreconditionError,
     InvalidArgumentError,
     NotFoundError,
@@ -41,16 +40,17 @@ from penstock.service.logic.facts import (
     StreamPlace,
     StreamsPlaced,
 )
-from penstock.service.logic.placement import begin, joining_places, opening_places
-from penstock.service.logic.recovery import (
+from penstock.service.logic.granting import (
+    check_ends,
+    explain_departure,
     find_leased,
     find_repeated,
     find_rewound,
     find_unclaimed,
     find_untaken,
-    knows,
     origin_of,
 )
+from penstock.service.logic.placement import begin, joining_places, opening_places
 from penstock.service.logic.state import Decision, State, job_key
 from penstock.service.protocol.messages import (
     DatasetInfo,
@@ -237,7 +237,7 @@ def find_iteration(state: State, request: OpenIteration, dataset: DatasetInfo) -
 
 
 def _check_begins(state: State, request: OpenIteration) -> None:
-    if request.last is not None and knows(state, request.last):
+    if request.last is not None and state.knows(request.last):
         raise FailedPreconditionError(
             f"service: this reader was not heard of for so long that job {request.job!r} has been "
             "forgotten meanwhile, and other readers may have read the rest; iterate again to read "
@@ -423,21 +423,6 @@ def _find_overtaken(record: IterationRecord, request: OpenIteration) -> ClientRe
     return None
 
 
-def explain_departure(member: ClientRecord) -> str:
-    """The message for a client that may not read any more."""
-    if member.standing == LEFT:
-        return f"service: reader {member.client} has left; iterate again to read on"
-    if member.consumer >= 0:
-        return (
-            f"service: another reader has joined as consumer {member.consumer}; only one process "
-            "may read under each consumer_index"
-        )
-    return (
-        f"service: another reader resumed a saved state of reader {member.client}; iterate "
-        "again to read on"
-    )
-
-
 def check_claims(record: IterationRecord, request: OpenIteration) -> None:
     """Checks that a saved state names elements that can exist."""
     begun = max((group.begun for group in record.groups.values()), default=0)
@@ -451,18 +436,3 @@ def check_claims(record: IterationRecord, request: OpenIteration) -> None:
                 "dataset that it was saved from"
             )
     check_ends(record, request.finished)
-
-
-def check_ends(record: IterationRecord, ended: tuple[tuple[int, int], ...]) -> None:
-    """Checks that a stream has the same length for all readers."""
-    for stream, length in ended:
-        known = record.ends.get(stream)
-        if known is None:
-            consumed = (group.consumed_to(stream) for group in record.groups.values())
-            known = max(length, *consumed, 0)
-        if length != known:
-            raise DataLossError(
-                f"service: stream {stream} of {record.work.job} ended after {length} elements, "
-                f"but another reader got {known}; the functions of a dataset must make the same "
-                "number of elements whenever they are called"
-            )

@@ -23,7 +23,7 @@ from penstock.service.logic.dispatcher_records import (
 from penstock.service.logic.facts import Fact
 from penstock.service.logic.leases import Consumed, Group
 from penstock.service.protocol import timing
-from penstock.service.protocol.messages import FEW_CLIENTS, DatasetInfo, Intervals, Reply
+from penstock.service.protocol.messages import FEW_CLIENTS, DatasetInfo, Intervals, LastFact, Reply
 
 _CALL_BITS = 12
 """How many low bits of a version count calls. If calls overflow them, clients get the lists again,
@@ -137,6 +137,18 @@ class State:
     def job_of(self, record: IterationRecord) -> JobRecord | None:
         """The named job of an iteration; None if it is anonymous."""
         return self.jobs[_key_of(record)] if record.begun.name is not None else None
+
+    def knows(self, fact: LastFact) -> bool:
+        """Whether a fact that a reader knows of was not lost."""
+        return fact.number <= self.last_known_fact(fact.life)
+
+    def last_known_fact(self, life: str) -> int:
+        """The number of the last known fact of one start of the dispatcher; 0 if it is unknown."""
+        lives = list(self.lives)
+        if life not in lives:
+            return 0
+        later = lives[lives.index(life) + 1 :]
+        return self.lives[later[0]] if later else self.facts
 
     # The dispatcher, datasets and workers
 

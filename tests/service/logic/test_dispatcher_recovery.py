@@ -5,13 +5,13 @@ import pytest
 
 from penstock.errors import InternalError, NotFoundError
 from penstock.plan.shape import Shape
-from penstock.service.logic.facts import RangesClaimed
-from penstock.service.logic.recovery import (
-    describe_ranges,
+from penstock.service.logic.dispatcher import (
     describe_unrecorded,
     snapshot,
     stamp_reply,
 )
+from penstock.service.logic.facts import RangesClaimed
+from penstock.service.logic.leases import describe_ranges
 from penstock.service.logic.state import Settings, State
 from penstock.service.protocol.messages import Lease, Leave, Ok, StreamRange
 from tests.service.logic.invariants import check
