@@ -15,12 +15,13 @@ from penstock.engine.processes.fork_server import ProcessExit
 from penstock.errors import AbortedError
 from penstock.service.host import plan_processes
 from penstock.service.host.data_server import AcceptedClient
-from penstock.service.host.plan_process_main import (
+from penstock.service.host.plan_processes import (
     LARGEST,
     Begin,
     ClientLeft,
     Drain,
     DrainReply,
+    PlanProcesses,
     TakeClient,
     TidyUp,
     TidyUpReply,
@@ -28,7 +29,6 @@ from penstock.service.host.plan_process_main import (
     encode,
     open_watch,
 )
-from penstock.service.host.plan_processes import PlanProcesses
 from penstock.service.host.security import ProcessLoss
 from penstock.service.protocol.messages import WorkStatus
 from tests.integration.clusters import until
@@ -249,12 +249,12 @@ def test_processes_report_what_they_did(house: House) -> None:
     house.ward.say(2, TidyUpReply((WorkStatus("b", 1, 1.0, 0),)))
     expected = {WorkStatus("a", 7, 1.0, 9), WorkStatus("b", 1, 1.0, 0)}
     one, two = (house._by_number[number] for number in (1, 2))
-    until(lambda: two._buffered and one._buffered.get("a") == 9)
+    until(lambda: two.work.buffered and one.work.buffered.get("a") == 9)
     assert set(house.statuses()) == expected
     assert set(house.statuses()) == {WorkStatus("a", 0, 0.0, 9), WorkStatus("b", 0, 0.0, 0)}
     house.ward.say(1, TidyUpReply((WorkStatus("c", 1, 1.0, 2),)))
     house.ward.say(1, TidyUpReply((WorkStatus("d", 1, 1.0, 3),), first=False))
-    until(lambda: "d" in one._buffered)
+    until(lambda: "d" in one.work.buffered)
     expected = {WorkStatus("c", 1, 1.0, 2), WorkStatus("d", 1, 1.0, 3)}
     assert set(house.statuses()) == {*expected, WorkStatus("b", 0, 0.0, 0)}
 

@@ -1,9 +1,11 @@
 """Plan processes: a worker runs every plan in a process of its own, and replaces crashed ones.
 
 The worker listens and authenticates itself; it then hands the connection to the process of the
-client's plan. The worker keeps the socket, too. When a process crashes, the worker first records
-how, and only then shuts that process's connections. So a client that reconnects learns what
-happened.
+client's plan, as a descriptor beside `TakeClient`. The messages between both never leave the
+machine, and their sockets have no names, so they need no authentication.
+
+The worker keeps the socket of a client, too. When a process crashes, the worker first records how,
+and only then shuts that process's connections. So a client that reconnects learns what happened.
 """
 
 from __future__ import annotations
@@ -18,40 +20,218 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import msgspec
 
-from penstock.engine.call_watch import RECORD_SIZE, RecordedCall, read_record
-from penstock.engine.processes.descriptors import send_descriptors
-from penstock.engine.processes.fork_server import ForkServer, describe_exit
-from penstock.service.host.data_server import AcceptedClient
-from penstock.service.host.plan_process_main import (
-    LARGEST,
-    Begin,
-    ClientLeft,
-    Drain,
-    DrainReply,
-    FromProcess,
-    TakeClient,
-    TidyUp,
-    TidyUpReply,
-    ToProcess,
-    Watch,
-    decoder_of_worker,
-    encode,
+from penstock.engine.call_watch import (
+    RECORD_SIZE,
+    CallWatch,
+    RecordedCall,
+    read_record,
+    start_watch,
 )
+from penstock.engine.processes.descriptors import receive_descriptor, send_descriptors
+from penstock.engine.processes.fork_server import ForkServer, describe_exit
+from penstock.errors import OpError
+from penstock.service.host import traces
+from penstock.service.host.data_connection import Connection
+from penstock.service.host.data_server import AcceptedClient
+from penstock.service.host.fetch_server import FetchGate, serve
 from penstock.service.host.security import ProcessLoss
 from penstock.service.host.sockets import relay, shut, tune_for_data
-from penstock.service.host.worker_meters import Sent, add_work
+from penstock.service.host.tasks import Tasks
+from penstock.service.host.worker_meters import ReportedWork, Sent
 from penstock.service.logic.crashes import Crash, Crashes, Search
 from penstock.service.protocol import timing
-from penstock.service.protocol.messages import WorkStatus
+from penstock.service.protocol.messages import Message, Plain, WorkStatus
 
 _LOG = logging.getLogger("penstock.service")
+
+LARGEST = 1 << 16
+"""Bytes of the largest message between a worker and a plan process."""
+
+_PART = 256
+"""Statuses of jobs in one message."""
+
+# Messages from the worker
+
+
+class Begin(Message, frozen=True):
+    """The first message. `address` is the worker's, for error messages.
+
+    `watched`: the process records its calls, in the memory whose descriptor comes with the message.
+    """
+
+    address: str
+    watched: bool = False
+
+
+class Watch(Plain, frozen=True):
+    """How a process records its calls, if its predecessor crashed; see `CallWatch`.
+
+    It is in the memory that `Begin` brings, behind the record (`engine/call_watch.py`).
+    """
+
+    seconds: float
+    suspects: tuple[bytes, ...]
+    refused: dict[bytes, str]
+
+
+class TakeClient(Message, frozen=True):
+    """Serve the client whose socket comes with this message."""
+
+    number: int
+    protocol: str
+    name: str
+    compression: int
+    checks: bool = False
+
+
+class TidyUp(Message, frozen=True):
+    """Close streams without readers; `jobs` are still read, None if the worker does not know."""
+
+    jobs: tuple[str, ...] | None = None
+
+
+class Drain(Message, frozen=True):
+    """Hand back all fetches; send `DrainReply` when the elements that are made are finished."""
+
+
+# Messages from the process
+
+
+class ClientLeft(Message, frozen=True):
+    """The connection of client `number` was closed."""
+
+    number: int
+
+
+class TidyUpReply(Message, frozen=True):
+    """The reply to `TidyUp`: the work since the last one, in as many messages as needed."""
+
+    jobs: tuple[WorkStatus, ...] = ()
+    first: bool = True
+    """Whether this is the first of these messages."""
+    sent: Sent = Sent()
+    """What was sent to clients meanwhile; only in the first of these messages."""
+
+
+class DrainReply(Message, frozen=True):
+    """The reply to `Drain`: every accepted fetch is answered or handed back."""
+
+
+ToProcess = Begin | TakeClient | TidyUp | Drain
+FromProcess = ClientLeft | TidyUpReply | DrainReply
+
+encode = msgspec.msgpack.Encoder().encode
+decoder_of_process: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(ToProcess)
+"""Decodes what a process receives."""
+decoder_of_worker: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(FromProcess)
+"""Decodes what the worker receives."""
+
+_watch_decoder = msgspec.msgpack.Decoder(Watch)
+
+# In the process: it serves all clients of one plan. It does what the worker does where plans are
+# not isolated, except that it does not listen, register or send heartbeats. It ends when the worker
+# closes its channel.
+
+
+MakeTasks = Callable[[str], Tasks]
+
+_SERVING = "penstock data"
+"""The name of the threads of a plan process."""
+
+
+def run_process(make_tasks: MakeTasks, channel: socket.socket) -> None:
+    """Runs a plan process until its channel ends; `make_tasks` gets the worker's address."""
+    PlanProcessMain(make_tasks, channel).run()
+
+
+class PlanProcessMain:
+    """The process's side of its channel to the worker."""
+
+    def __init__(self, make_tasks: MakeTasks, channel: socket.socket) -> None:
+        self._make_tasks, self._channel = make_tasks, channel
+        self._gate = FetchGate()
+        self._tasks: Tasks
+
+    def run(self) -> None:
+        while (received := self._receive())[0]:
+            data, descriptor = received
+            self._handle(decoder_of_process.decode(data), descriptor)
+        self._close()
+
+    def _receive(self) -> tuple[bytes, int]:
+        try:
+            return receive_descriptor(self._channel, LARGEST)
+        except ConnectionResetError:  # The worker was killed before it had received all messages.
+            return b"", -1
+
+    def _handle(self, message: Any, descriptor: int) -> None:
+        match message:
+            case Begin(address, watched):
+                if watched:
+                    start_watch(open_watch(descriptor))
+                traces.set_up()
+                self._tasks = self._make_tasks(address)
+            case TakeClient(number, protocol, name, compression, checks):
+                connected = socket.socket(fileno=descriptor)
+                client = AcceptedClient(connected, protocol, name, compression, checks, b"")
+                _start_thread(partial(self._serve, number, client.connection()), _SERVING)
+            case TidyUp(jobs):
+                self._tasks.tidy(jobs)
+                self._send_report()
+            case Drain():
+                self._gate.close()
+                _start_thread(self._drain, _SERVING)
+
+    def _send_report(self) -> None:
+        jobs = self._tasks.statuses()
+        sent = self._tasks.traffic.take()
+        for start in range(0, max(1, len(jobs)), _PART):
+            part = jobs[start : start + _PART]
+            self._send(TidyUpReply(part, first=not start, sent=Sent() if start else sent))
+
+    def _serve(self, number: int, connection: Connection) -> None:
+        try:
+            with connection, contextlib.suppress(OpError):
+                serve(connection, self._tasks, self._gate)
+        finally:
+            self._send(ClientLeft(number))
+
+    def _close(self) -> None:
+        """Closes the streams and sends the last spans, but does not wait long for users' functions
+        to return, nor for a collector of spans."""
+        if hasattr(self, "_tasks"):
+            deadline = time.monotonic() + timing.PLAN_PROCESS_CLOSE
+            ends = (self._tasks.close, traces.flush)
+            for thread in [_start_thread(end, _SERVING) for end in ends]:
+                thread.join(max(0.0, deadline - time.monotonic()))
+
+    def _drain(self) -> None:
+        self._gate.wait(None)
+        self._send(DrainReply())
+
+    def _send(self, message: ClientLeft | TidyUpReply | DrainReply) -> None:
+        # The worker may be gone; the kernel is then about to kill this process.
+        with contextlib.suppress(OSError):
+            self._channel.send(encode(message))
+
+
+def open_watch(descriptor: int) -> CallWatch:
+    """Returns the watch that records this process's calls in shared memory; closes `descriptor`."""
+    memory = mmap.mmap(descriptor, 0)
+    os.close(descriptor)
+    watch = _watch_decoder.decode(memory[RECORD_SIZE:])
+    return CallWatch(memory, watch.seconds, watch.suspects, watch.refused)
+
+
+# In the worker
+
 
 _DEAD = {errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN, errno.EBADF}
 """Errors of the channel to a process that has ended; the fork server will report its exit."""
@@ -125,8 +305,7 @@ class PlanProcess:
     """The calls that it makes, if its predecessor crashed."""
     clients: dict[int, ClientSocket] = field(default_factory=dict)
     drained: bool = False
-    _done: dict[str, WorkStatus] = field(default_factory=dict)
-    _buffered: dict[str, int] = field(default_factory=dict)
+    work: ReportedWork = field(default_factory=ReportedWork)
 
     def send(self, message: ToProcess, descriptors: tuple[int, ...] = ()) -> None:
         """Sends without blocking: a process that reads nothing must not delay other processes.
@@ -143,26 +322,9 @@ class PlanProcess:
                     left.shut()
                 self.idle_since = now
             case TidyUpReply(jobs, first):
-                self._add_work(jobs, first)
+                self.work.add(jobs, first)
             case DrainReply():
                 self.drained = True
-
-    def _add_work(self, jobs: Iterable[WorkStatus], first: bool) -> None:
-        if first:
-            self._buffered = {}
-        for job in jobs:
-            so_far = self._done.get(job.job, WorkStatus(job.job, 0, 0.0))
-            self._done[job.job] = msgspec.structs.replace(add_work(so_far, job), buffered=0)
-            self._buffered[job.job] = job.buffered
-
-    def collect(self) -> list[WorkStatus]:
-        """Returns the work that was done for every job since the last call."""
-        done, self._done = self._done, {}
-        found = {name: done.get(name, WorkStatus(name, 0, 0.0)) for name in self._buffered} | done
-        return [
-            msgspec.structs.replace(job, buffered=self._buffered.get(name, 0))
-            for name, job in found.items()
-        ]
 
     def dismiss(self) -> None:
         """Shuts the connections of all clients, and the channel, which ends the process."""
@@ -385,7 +547,7 @@ class PlanProcesses:
         A job has one process, so no two of them have the same job.
         """
         with self._changed:
-            return tuple(job for each in self._by_plan.values() for job in each.collect())
+            return tuple(job for each in self._by_plan.values() for job in each.work.take())
 
     def tidy(self, jobs: Collection[str] | None = None) -> None:
         """Ends processes that had no clients for a while; asks the rest to close idle streams."""
@@ -425,5 +587,7 @@ class PlanProcesses:
         self._fork_server.close()
 
 
-def _start_thread(task: Callable[[], None]) -> None:
-    threading.Thread(target=task, name="penstock processes", daemon=True).start()
+def _start_thread(task: Callable[[], None], name: str = "penstock processes") -> threading.Thread:
+    thread = threading.Thread(target=task, name=name, daemon=True)
+    thread.start()
+    return thread

@@ -17,8 +17,10 @@ import threading
 import traceback
 import weakref
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+
+import msgspec
 
 from penstock.engine.contract import Stream
 from penstock.engine.figures import Figures, FigureTree
@@ -182,6 +184,33 @@ class Traffic:
                 nbytes=self._total.nbytes - last.nbytes,
                 failures=self._total.failures - last.failures,
             )
+
+
+class ReportedWork:
+    """The work of one plan process since the last heartbeat of its worker, as it reports it."""
+
+    def __init__(self) -> None:
+        self.buffered: dict[str, int] = {}
+        """Bytes that the process keeps for each job, as it has last reported them."""
+        self._done: dict[str, WorkStatus] = {}
+
+    def add(self, jobs: Iterable[WorkStatus], first: bool) -> None:
+        """Adds a message of a report; `first`: it is the first message of a new report."""
+        if first:
+            self.buffered = {}
+        for job in jobs:
+            so_far = self._done.get(job.job, WorkStatus(job.job, 0, 0.0))
+            self._done[job.job] = msgspec.structs.replace(add_work(so_far, job), buffered=0)
+            self.buffered[job.job] = job.buffered
+
+    def take(self) -> list[WorkStatus]:
+        """Returns the work that was done for every job since the last call."""
+        done, self._done = self._done, {}
+        found = {name: done.get(name, WorkStatus(name, 0, 0.0)) for name in self.buffered} | done
+        return [
+            msgspec.structs.replace(job, buffered=self.buffered.get(name, 0))
+            for name, job in found.items()
+        ]
 
 
 # Failures of users' functions

@@ -23,14 +23,14 @@ from penstock.engine.processes import fork_server
 from penstock.engine.processes.chunk_memory import host_id
 from penstock.engine.processes.fork_server import ForkServer
 from penstock.errors import CancelledError, FailedPreconditionError, OpError
-from penstock.service.host import plan_process_main, traces
+from penstock.service.host import traces
 from penstock.service.host.connect import connect
 from penstock.service.host.control_client import ControlClient
 from penstock.service.host.data_connection import Connection
 from penstock.service.host.data_server import DataListener
 from penstock.service.host.fetch_server import FetchGate, serve
 from penstock.service.host.http_pages import WORKER_METRICS, MetricsServer, Values
-from penstock.service.host.plan_processes import PlanProcesses
+from penstock.service.host.plan_processes import PlanProcesses, run_process
 from penstock.service.host.plan_store import Decode, PlanCache, make_decoder
 from penstock.service.host.runtime import MACHINE, Runtime
 from penstock.service.host.security import Security
@@ -86,7 +86,7 @@ class Worker(Lifecycle):
         traces.prepare()  # Before it forks: plan processes then find it loaded.
         if fork_server.AVAILABLE:
             make_tasks = partial(_make_tasks, self._control(), *self._decoding())
-            self._fork_server = ForkServer.fork(partial(plan_process_main.run, make_tasks))
+            self._fork_server = ForkServer.fork(partial(run_process, make_tasks))
         else:
             traces.set_up()
 
