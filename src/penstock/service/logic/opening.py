@@ -53,6 +53,7 @@ from penstock.service.logic.granting import (
 from penstock.service.logic.placement import begin, joining_places, opening_places
 from penstock.service.logic.state import Decision, State, job_key
 from penstock.service.protocol.messages import (
+    MODES,
     DatasetInfo,
     OpenIteration,
     OpenIterationReply,
@@ -302,8 +303,6 @@ def _warning(
 # What must hold before a client may read, and what readers of a job share.
 # Every check returns nothing, or raises the error that the user sees.
 
-
-MODES = ("OFF", "DYNAMIC", "FILE", "DATA", "FILE_OR_DATA", "HINT")
 
 _MAX_STREAMS_AHEAD = 1 << 18
 """A saved state that names streams farther behind the begun ones is not of this dataset."""

@@ -32,11 +32,10 @@ from penstock.service.logic.facts import (
     WorkerJoined,
     WorkerSuspected,
 )
-from penstock.service.logic.opening import MODES
 from penstock.service.logic.scaling import JobSigns, busy_share, find_limit, wanted_workers
 from penstock.service.logic.state import State, worker_heartbeat
 from penstock.service.protocol import timing
-from penstock.service.protocol.messages import UNKNOWN_BOTTLENECK, Bottleneck
+from penstock.service.protocol.messages import MODES, UNKNOWN_BOTTLENECK, Bottleneck
 
 STATUS_VERSION = 1
 """Increased when a field of the status changes its meaning or is removed."""

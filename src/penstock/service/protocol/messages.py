@@ -153,6 +153,10 @@ class GetDataset(Message, frozen=True):
     dataset_id: str
 
 
+MODES = ("OFF", "DYNAMIC", "FILE", "DATA", "FILE_OR_DATA", "HINT")
+"""The names of the processing modes, by their numbers."""
+
+
 class JobOptions(Plain, frozen=True):
     """What all readers of a job must agree on."""
 
