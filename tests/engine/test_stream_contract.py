@@ -121,7 +121,6 @@ def test_the_end_stays_the_end_and_closing_twice_is_fine(plan):
     halfway.close()
 
 
-@pytest.mark.filterwarnings("ignore:.*the same order as the one before")
 @for_every_operator()
 def test_iterators_resume_exactly(plan):
     expected = model(plan)

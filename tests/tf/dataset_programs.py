@@ -4,6 +4,8 @@ A program gets the module `tf` and an empty folder, and returns values for `desc
 `elements` keep the kinds of errors: an error is the list of the names of its classes.
 """
 
+# ruff: noqa: B023 (loops rebind variables on purpose)
+
 from __future__ import annotations
 
 import contextlib
@@ -749,3 +751,28 @@ def csv_rows(tf: Any, folder: pathlib.Path) -> Any:
         "file number": elements(lambda: make(3, good)),
         "na": run(good, na_value="x"),
     }
+
+
+@program
+def variables_of_loops(tf: Any, _: pathlib.Path) -> Any:
+    """A function has the values that its variables had when a dataset got it."""
+    Dataset = tf.data.Dataset
+    rows = Dataset.range(6)
+    made: dict[str, list[Any]] = {}
+    for i in range(1, 4):
+        for name, dataset in {
+            "map": rows.map(lambda x: x + i),
+            "filter": rows.filter(lambda x: x % 4 == i),
+            "take_while": rows.take_while(lambda x: x < i),
+            "flat_map": rows.flat_map(lambda x: Dataset.from_tensors(x).repeat(i)),
+            "interleave": rows.interleave(lambda x: Dataset.range(i), cycle_length=2),
+            "scan": rows.scan(tf.constant(0, tf.int64), lambda s, x: (s + i, s + x)),
+            "window": rows.group_by_window(lambda x: x % i, lambda _, w: w.batch(i), 6),
+            "apply": rows.apply(lambda d: d.map(lambda x: x - i)),
+        }.items():
+            made.setdefault(name, []).append(dataset)
+    chained = rows
+    for i in range(3):
+        chained = chained.map(lambda x: x + i)
+    found = {name: [elements(lambda d=d: d) for d in some] for name, some in made.items()}
+    return found | {"chained": elements(lambda: chained)}

@@ -136,6 +136,7 @@ class Iterator(PublicNames):
         self._at: State = None
         self._count: int | None = 0
         """How many elements the caller got before the first of `_rows`; None if that is unknown."""
+        self._is_resumed = False
         self._lock = threading.Lock()
         self._reset()
 
@@ -252,8 +253,8 @@ class Iterator(PublicNames):
 
     @property
     def _is_first_epoch(self) -> bool:
-        """Whether this iteration is the dataset's first one, from its start."""
-        return self._iteration == 0 and self._at is None
+        """Whether this iteration is the dataset's first one, and was not resumed."""
+        return self._iteration == 0 and not self._is_resumed
 
     def _streams(self, context: Context) -> Stream:
         """Opens the plan at the position of the iteration."""
@@ -397,6 +398,7 @@ class Iterator(PublicNames):
         self._resume(state, state["at"])
 
     def _resume(self, state: dict[str, Any], at: State) -> None:
+        self._is_resumed = True
         self._iteration, self._key, self._at = state["iteration"], state["key"], at
         self._count = state.get("count", at if isinstance(at, int) else None)
         self._iterations.resume(self._iteration)

@@ -8,6 +8,7 @@ the original exception is its cause. The engine calls users' functions on elemen
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable
 from contextvars import ContextVar
 from functools import partial
@@ -21,6 +22,7 @@ from penstock.element.values import brief
 from penstock.engine.call_watch import watch_calls
 from penstock.engine.copies import copy_unowned, is_fixed, owners
 from penstock.engine.inlets import BUDGET, Place
+from penstock.engine.tracebacks import users_level
 from penstock.errors import OpError, kind_of
 from penstock.plan.functions import Function
 from penstock.plan.seeds import generator
@@ -98,6 +100,16 @@ def _trial_count(function: Function) -> list[int]:
         return [0]
 
 
+def _warn_of_change(where: str, name: str, before: Any, now: Any) -> None:
+    warnings.warn(
+        f"{where} reads {name!r}, which was {before!r:.60} when the dataset was made and is "
+        f"{now!r:.60} now, so its calls use {now!r:.60}; to keep the value, make it a default, as "
+        f"in lambda x, {name}={name}: ...; in processes and on workers the function keeps the "
+        "value that it was sent with",
+        stacklevel=users_level(),
+    )
+
+
 class Calls:
     """One operator's calls of one function."""
 
@@ -118,6 +130,8 @@ class Calls:
         """The `output_signature` that the results must fit, if there is one."""
         self.function = function
         self.where = f"Dataset.{function.given_to or operator}: {function}"
+        if (changed := function.changed_variable()) is not None:
+            _warn_of_change(self.where, *changed)
         self.call = watch_calls(self.where, function.call if call is None else call)
         self._block = 1
         self._fixed: bool | None = None

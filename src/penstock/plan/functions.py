@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from penstock.errors import InvalidTypeError, UnfitTypeError
+from penstock.plan.read_values import plain_values
 
 _Call = TypeVar("_Call", bound=Callable[..., Any])
 
@@ -75,6 +76,23 @@ class Function:
     def note_task_rows(self, rows: int) -> None:
         """Remembers the size of tasks, so that the next iteration begins with it."""
         self.__dict__["_task_rows"] = rows
+
+    def note_variables(self) -> None:
+        """Remembers the plain values that the function reads from variables now."""
+        if found := plain_values(self.call):
+            self.__dict__["_variables"] = found
+
+    def changed_variable(self) -> tuple[str, Any, Any] | None:
+        """A variable with another value than when it was noted: its name and both; only once."""
+        noted = self.__dict__.get("_variables")
+        if not noted:
+            return None
+        for name, value in plain_values(self.call).items():
+            before = noted.get(name, value)
+            if value is not before and value != before:
+                del self.__dict__["_variables"]
+                return name, before, value
+        return None
 
     def __getstate__(self) -> dict[str, Any]:
         return {"call": self.call, "returns": self.trial}
@@ -176,7 +194,11 @@ def check_function(
         raise UnfitTypeError(f"{where}: needs a function, got {call!r}")
     if arguments is not None:
         _check_arity(where, call, arguments, meaning)
-    return call if isinstance(call, Function) else Function(call)
+    if isinstance(call, Function):
+        return call
+    function = Function(call)
+    function.note_variables()
+    return function
 
 
 def _check_arity(where: str, call: Callable[..., Any], arguments: int, meaning: str) -> None:

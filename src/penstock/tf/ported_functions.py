@@ -18,6 +18,7 @@ from penstock.element import nest
 from penstock.element.datasets import Datasets
 from penstock.element.ragged import Ragged
 from penstock.plan import seeds
+from penstock.plan.read_values import keep_values
 from penstock.tf.drawing import drawing_from
 from penstock.tf.ragged_values import RaggedTensor, SparseTensor
 from penstock.tf.values import Tensor, as_tensor, plain_leaf
@@ -95,12 +96,17 @@ _PLAIN = {np.ndarray, Ragged, bytes, str, int, float, bool, type(None)}
 
 
 class Ported:
-    """A user's function between the engine and the user: tensors in, plain NumPy out."""
+    """A user's function between the engine and the user: tensors in, plain NumPy out.
+
+    It keeps the values that its variables have now, as a function that TensorFlow traces does.
+    """
 
     __wrapped__: Callable[..., Any]
 
     def __init__(self, function: Callable[..., Any]) -> None:
-        functools.update_wrapper(self, function, updated=())
+        functools.update_wrapper(self, self._prepare(function), updated=())
+
+    _prepare = staticmethod(keep_values)
 
     def __call__(self, *args: Any) -> Any:
         return unwrap(self.__wrapped__(*[wrap(value) for value in args]))
@@ -152,7 +158,14 @@ class PortedKeyed(Ported):
 
 
 class PortedGenerator(Ported):
-    """A function that returns values to iterate over; it gets NumPy values, as in TensorFlow."""
+    """A function that returns values to iterate over; it gets NumPy values, as in TensorFlow.
+
+    TensorFlow calls it in each iteration and does not trace it, so its variables are read then.
+    """
+
+    @staticmethod
+    def _prepare(function: Callable[..., Any]) -> Callable[..., Any]:
+        return function
 
     def __call__(self, *args: Any) -> Iterator[Any]:
         return map(unwrap, self.__wrapped__(*args))
