@@ -80,7 +80,7 @@ def _values(call: Callable[..., Any]) -> Iterator[tuple[str, Any]]:
     if not _is_written_inline(call):
         return
     for name, cell in zip(call.__code__.co_freevars, call.__closure__ or (), strict=True):
-        if not _is_empty(cell):
+        if not is_empty(cell):
             yield name, cell.cell_contents
     for name in _variables(call.__code__).read:
         if name in call.__globals__:
@@ -99,12 +99,12 @@ def _copy_cells(
         return None
     names = call.__code__.co_freevars
     return tuple(
-        cell if name in written or _is_empty(cell) else types.CellType(cell.cell_contents)
+        cell if name in written or is_empty(cell) else types.CellType(cell.cell_contents)
         for name, cell in zip(names, call.__closure__, strict=True)
     )
 
 
-def _is_empty(cell: types.CellType) -> bool:
+def is_empty(cell: types.CellType) -> bool:
     """Whether its variable has no value yet, as that of a function that is defined below."""
     try:
         cell.cell_contents  # noqa: B018
@@ -115,7 +115,7 @@ def _is_empty(cell: types.CellType) -> bool:
 
 @functools.lru_cache(4096)
 def _variables(code: types.CodeType) -> _Variables:
-    found = [(step.opname, step.argval) for part in _codes(code) for step in _steps(part)]
+    found = [(step.opname, step.argval) for part in codes_of(code) for step in _steps(part)]
     return _Variables(
         frozenset(name for operation, name in found if operation in _READS),
         frozenset(name for operation, name in found if operation in _WRITES),
@@ -127,9 +127,9 @@ def _steps(code: types.CodeType) -> Iterator[dis.Instruction]:
     return (step for step in dis.get_instructions(code) if step.argval not in code.co_cellvars)
 
 
-def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+def codes_of(code: types.CodeType) -> Iterator[types.CodeType]:
     """The code of a function and of the functions inside it."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            yield from _codes(constant)
+            yield from codes_of(constant)

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from penstock.plan import seeds
+from penstock.plan.read_values import codes_of, is_empty
 
 _current: ContextVar[np.random.Generator | None] = ContextVar("penstock_tf_draws", default=None)
 
@@ -85,7 +86,7 @@ class _Search:
     def _in_function(self, function: types.FunctionType) -> bool:
         if (function.__module__ or "").startswith(("numpy", "penstock.")):
             return False
-        cells = [cell.cell_contents for cell in function.__closure__ or () if _is_filled(cell)]
+        cells = [cell.cell_contents for cell in function.__closure__ or () if not is_empty(cell)]
         names = set(_names(function.__code__))
         if any(name in _DRAWING or name.startswith("random_") for name in names):
             return True
@@ -102,16 +103,6 @@ class _Search:
         return any(self.draws(part) for part in [*methods, *state])
 
 
-def _is_filled(cell: types.CellType) -> bool:
-    try:
-        cell.cell_contents  # noqa: B018
-    except ValueError:
-        return False
-    return True
-
-
 def _names(code: types.CodeType) -> Iterator[str]:
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _names(constant)
+    for part in codes_of(code):
+        yield from part.co_names
