@@ -109,6 +109,7 @@ SAMPLES["tar"] = Sample(
     [{"__key__": b"c", "x": b"", "y": b"4"}],
     {"fields": ("x", "y")},
 )
+LINES = ("text", "csv", "json_lines")
 COMPRESSORS: dict[str, Callable[[bytes], bytes]] = {
     "": bytes,
     "GZIP": gzip.compress,
@@ -194,6 +195,31 @@ def test_an_error_comes_after_the_records_before_it_and_once(
     assert reader.has_ended == (not sample.behind)
     assert reader.read(limit) == sample.behind
     assert reader.read(limit) == []
+    assert reader.has_ended
+
+
+@pytest.mark.parametrize("compression", ["GZIP", "ZLIB"])
+@pytest.mark.parametrize("buffer_size", [None, 1])
+@pytest.mark.parametrize("kind", ["wrong", "cut"])
+def test_the_checksum_of_a_compressed_file_is_checked_behind_its_records(
+    sample: Sample, tmp_path: Path, compression: str, buffer_size: int | None, kind: str
+) -> None:
+    packed = COMPRESSORS[compression](sample.content)
+    checksum = -8 if compression == "GZIP" else -1
+    wrong = packed[checksum] ^ 1
+    packed = packed[:checksum] + bytes([wrong]) + packed[len(packed) + checksum + 1 :]
+    (tmp_path / "file").write_bytes(packed[:checksum] if kind == "cut" else packed)
+    options = {"compression": compression, "buffer_size": buffer_size, **sample.options}
+    reader = open_reader(sample.format, tmp_path / "file", options)
+    # A last line without an end may be cut short, so it is not given out.
+    is_unended = sample.format in LINES and not sample.content.endswith(b"\n")
+    expected = sample.records[:-1] if is_unended else sample.records
+    found: list[Any] = []
+    while len(found) < len(expected):
+        found += reader.read(1000)
+    assert found == expected
+    with pytest.raises(DataLossError, match=f"is not a complete {compression} file"):
+        reader.read(1000)
     assert reader.has_ended
 
 

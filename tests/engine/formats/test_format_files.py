@@ -218,6 +218,22 @@ def test_streams_in_a_row_are_one(
         assert opened.read(size) == b""
 
 
+@pytest.mark.parametrize("buffer_size", [1, 7, None])
+def test_zeros_behind_a_stream_are_filling_as_for_gunzip(
+    tmp_path: Path, buffer_size: int | None
+) -> None:
+    parts = [gzip.compress(b"one "), bytes(9), gzip.compress(b"two"), bytes(500)]
+    (tmp_path / "file").write_bytes(b"".join(parts))
+    with open_bytes(tmp_path / "file", "GZIP", buffer_size) as opened:
+        assert opened.read() == gzip.decompress(b"".join(parts)) == b"one two"
+    (tmp_path / "file").write_bytes(bytes(9) + parts[0])
+    with (
+        open_bytes(tmp_path / "file", "GZIP", buffer_size) as opened,
+        pytest.raises(DataLossError, match="is not a complete GZIP file"),
+    ):
+        opened.read()
+
+
 @pytest.mark.parametrize("compression", COMPRESS)
 def test_a_compressed_file_is_a_file(tmp_path: Path, compression: str) -> None:
     content = bytes(range(256)) * 100

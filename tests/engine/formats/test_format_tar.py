@@ -1,6 +1,7 @@
 """Tar archives, beside what the `webdataset` package and Python's tarfile read and write."""
 
 import bz2
+import gzip
 import io
 import json
 import lzma
@@ -182,6 +183,29 @@ def test_a_truncated_archive_is_an_error_after_the_samples_before(size, tmp_path
     with pytest.raises(DataLossError, match="cut.tar' is damaged at byte .* it was cut off"):
         samples += drain(reader)
     assert [plain(sample) for sample in samples] == ANSWERS["shard.tar"][: len(samples)]
+
+
+def test_a_compressed_archive_is_read_to_its_checksum(tmp_path):
+    whole = pathlib.Path(write(tmp_path / "x.tar", numbered(3))).read_bytes()
+    packed = bytearray(gzip.compress(whole, compresslevel=0))
+    packed[packed.find(b"text 1")] ^= 1
+    (tmp_path / "x.tar.gz").write_bytes(packed)
+    ds = Dataset.from_tar(tmp_path / "x.tar.gz")
+    iterator = iter(ds)
+    assert len([next(iterator) for _ in range(3)]) == 3
+    with pytest.raises(DataLossError, match="x.tar.gz' is not a complete GZIP file"):
+        next(iterator)
+    resumed = iter(ds)
+    resumed.load_state_dict(iterator.state_dict())
+    assert list(resumed) == []
+    assert len(list(ds.take(3))) == 3
+    assert len(list(Dataset.from_tar(tmp_path / "x.tar.gz", on_error="skip"))) == 3
+
+
+def test_filling_behind_a_compressed_archive_is_passed_over(tmp_path):
+    whole = pathlib.Path(write(tmp_path / "x.tar", numbered(3))).read_bytes()
+    (tmp_path / "x.tar.gz").write_bytes(gzip.compress(whole) + bytes(512))
+    assert len(list(Dataset.from_tar(tmp_path / "x.tar.gz"))) == 3
 
 
 def test_a_checksum_of_signed_bytes_is_right_as_for_tarfile(tmp_path):

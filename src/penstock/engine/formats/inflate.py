@@ -1,7 +1,8 @@
 """Uncompressing GZIP and ZLIB files as they are read.
 
 Everything before a damaged place is returned before the error is raised. A file that ends too soon
-is an error as well, so a part of a file is never taken for the whole.
+is an error as well, so a part of a file is never taken for the whole. The checksum of a stream
+follows its last byte: only a caller that reads to the end learns that it is wrong.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ def name_packing(start: bytes) -> str:
 class Inflated(io.RawIOBase):
     """The bytes inside a compressed file; several streams in a row are one, as with `cat`.
 
-    `begun` are the bytes that were read of the file already.
+    Zeros behind a GZIP stream are no part of it, as for `gunzip`. `begun` are the bytes that were
+    read of the file already.
     """
 
     def __init__(
@@ -52,6 +54,8 @@ class Inflated(io.RawIOBase):
         self._window_bits = WINDOW_BITS[compression]
         self._inflater = zlib.decompressobj(self._window_bits)
         self._between_streams = True
+        self._filling = b"\0" if compression == "GZIP" else b""
+        self._has_streams = False
         self._input = begun
         self._damaged = False
         self._complaint = f"{call}: {path!r} is not a complete {compression} file"
@@ -73,6 +77,10 @@ class Inflated(io.RawIOBase):
             data = self._input or self._file.read(self._block)
             if not data and self._between_streams:
                 return b""
+            if self._between_streams and self._has_streams:
+                data = self._input = data.lstrip(self._filling)
+                if not data:
+                    continue
             if output := self._inflate(data, size):
                 return output
             if not data:
@@ -90,6 +98,7 @@ class Inflated(io.RawIOBase):
             return _until_damage(before, data)
         self._between_streams = self._inflater.eof
         if self._inflater.eof:
+            self._has_streams = True
             self._input = self._inflater.unused_data
             self._inflater = zlib.decompressobj(self._window_bits)
         else:

@@ -2,7 +2,7 @@
 
 The key of `shard/0001.seg.png` is `shard/0001`, its field is `seg.png`. Other members than files,
 and files without an extension, are no part of a sample. An archive that ends without its end mark
-was cut off, which is an error.
+was cut off, which is an error. A compressed file is read beyond the end mark, to its checksum.
 """
 
 from __future__ import annotations
@@ -109,7 +109,16 @@ class TarReader(RecordReader[dict[str, bytes]]):
 
     def _cut(self, limit: int) -> list[dict[str, bytes]]:
         samples = self._cut_samples(limit)
+        if not samples and not self._more:
+            self._check_end()
         return ParsedRecords(samples, chunk_of(samples, self._fields)) if samples else samples
+
+    def _check_end(self) -> None:
+        """Reads a compressed file to its end: the checksums are behind the end mark."""
+        if self._compression and self._file is not None:
+            with translate_errors(self.path, self.call):
+                while self._file.read(self._block):
+                    pass
 
     def _cut_samples(self, limit: int) -> list[dict[str, bytes]]:
         samples: list[dict[str, bytes]] = []
