@@ -116,6 +116,85 @@ def test_a_bad_line_among_the_first_costs_only_itself(tmp_path: Path) -> None:
     assert values(Dataset.from_json_lines(path, on_error="skip")) == [1, 4]
 
 
+ODD = {
+    "column": ('{"x": 3}', '{"x": 3, "note": "a"}', "unexpected field"),
+    "field": ('{"x": {"a": 3}}', '{"x": {"a": 3, "note": 1}}', "unexpected field"),
+    "text": ('{"x": 3}', '{"x": "a"}', "changed from number to string"),
+    "list": ('{"x": [3]}', '{"x": 3}', "changed from array to number"),
+    "null": ('{"x": 3}', '{"x": null}', "column 'x' has no value"),
+    "missing": ('{"x": 3, "y": 3}', '{"y": 3}', "column 'x' has no value"),
+    "no object": ('{"x": 3}', "[3]", "changed from object to array"),
+}
+
+
+@pytest.mark.parametrize("kind", ODD)
+@pytest.mark.parametrize("place", [1, 2, 60, 98])
+def test_an_odd_line_among_the_first_does_not_change_the_columns(
+    tmp_path: Path, kind: str, place: int
+) -> None:
+    usual, odd, problem = ODD[kind]
+    path = write(tmp_path / "a.jsonl", *[usual] * place, odd, *[usual] * (99 - place))
+    dataset = Dataset.from_json_lines(path)
+    assert [plain(row) for row in dataset.ignore_errors()] == [json.loads(usual)] * 99
+    with pytest.raises(InvalidArgumentError, match=rf"line {place + 1} \(.*{problem}"):
+        list(dataset)
+
+
+def test_lines_behind_an_odd_one_decide_the_types_as_well(tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "a.jsonl", '{"x": 1}', '{"x": "a"}', "{oops", '{"x": 1.5}', '{"x": [1]}'
+    )
+    assert values(Dataset.from_json_lines(path).ignore_errors()) == [1.0, 1.5]
+
+
+def test_a_column_that_most_lines_have_may_be_missing_in_the_first(tmp_path: Path) -> None:
+    for first in ("{}", '{"x": 1}', '{"x": 1, "y": null}'):
+        path = write(tmp_path / "a.jsonl", first, *['{"x": 2, "y": 3}'] * 3)
+        dataset = Dataset.from_json_lines(path)
+        assert [plain(row) for row in dataset.ignore_errors()] == [{"x": 2, "y": 3}] * 3
+        with pytest.raises(InvalidArgumentError, match="line 1 .* has no value"):
+            list(dataset)
+    path = write(tmp_path / "b.jsonl", "{}", '{"x": 1}', '{"y": 1}')
+    assert list(Dataset.from_json_lines(path).element_spec) == ["x", "y"]
+
+
+def test_columns_that_few_lines_have_can_be_filled_or_selected(tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "a.jsonl", *['{"x": 1}'] * 3, '{"x": 1, "y": 5, "z": "a"}', '{"x": 1, "y": 6}'
+    )
+    assert values(Dataset.from_json_lines(path).ignore_errors()) == [1, 1, 1]
+    filled = Dataset.from_json_lines(path, fill={"y": 0, "z": "-"})
+    assert [plain(row) for row in filled][2:4] == [
+        {"x": 1, "y": 0, "z": b"-"},
+        {"x": 1, "y": 5, "z": b"a"},
+    ]
+    filled = Dataset.from_json_lines(path, fill=0)  # It fits no text, so z is no column.
+    assert values(filled.ignore_errors(), "y") == [0, 0, 0, 6]
+    selected = Dataset.from_json_lines(path, columns=["y"])
+    assert values(selected.ignore_errors(), "y") == [5, 6]
+    nested = write(tmp_path / "b.jsonl", *['{"p": {"a": 1}}'] * 3, '{"p": {"a": 1, "b": 2}}')
+    assert values(Dataset.from_json_lines(nested, columns=["p"]), "p") == [{"a": 1}] * 4
+    assert values(Dataset.from_json_lines(nested, fill=0), "p")[2:] == [
+        {"a": 1, "b": 0},
+        {"a": 1, "b": 2},
+    ]
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_every_bad_line_of_many_has_its_number(tmp_path: Path, compressed: bool) -> None:
+    lines = ["{oops" if n % 7 in (2, 3) or n > 280 else f'{{"x": {n}}}' for n in range(1, 301)]
+    lines[99] = ""
+    path = tmp_path / ("a.jsonl.gz" if compressed else "a.jsonl")
+    content = "\n".join(lines).encode()
+    path.write_bytes(gzip.compress(content) if compressed else content)
+    found = list(outcomes(Dataset.from_json_lines(path, columns={"x": "int64"})))
+    assert [row["x"] for row in found if isinstance(row, dict)] == [
+        n for n, line in enumerate(lines, 1) if line.startswith('{"')
+    ]
+    numbers = [int(text.partition(", line ")[2].split()[0]) for text in found if "line" in text]
+    assert numbers == [n for n, line in enumerate(lines, 1) if line == "{oops"]
+
+
 def test_bad_lines_before_the_first_good_one_are_left_out(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", "{oops", "", "[1]", '{"x": 1}', '{"x": 2}')
     with pytest.raises(DataLossError, match="a.jsonl', line 1: it cannot be read as JSON lines"):

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import io
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Callable
 from itertools import accumulate
 from typing import Any, BinaryIO
-
-import numpy as np
 
 from penstock.element import nest
 from penstock.element.chunk import Chunk
@@ -22,22 +20,22 @@ from penstock.engine.formats.arrow_columns import (
     missing_value_words,
 )
 from penstock.engine.formats.extras import load_extra
-from penstock.engine.formats.files import Path, as_path, open_bytes, translate_errors
-from penstock.engine.formats.inflate import name_packing
-from penstock.engine.formats.records import ParsedRecords, Part
+from penstock.engine.formats.files import Path, open_bytes, translate_errors
+from penstock.engine.formats.records import ParsedRecords, Part, RecordReader
 from penstock.engine.formats.text import TextReader
-from penstock.errors import DataLossError, InvalidArgumentError, InvalidTypeError
+from penstock.errors import DataLossError, InvalidArgumentError
 
 CALL = "Dataset.from_json_lines"
 
-_BLOCK = 1 << 20
+BLOCK = 1 << 20
 """How many bytes are read and parsed at once."""
 
 BY_NAME = "BY_NAME"
 """The compression of files that are compressed if their names say so."""
 
-_MARK = b"\xef\xbb\xbf"
-"""Some programs begin UTF-8 files with it."""
+_ALL = 1 << 30
+_LEAST_AHEAD = 16
+"""So many lines, or more, are parsed at once."""
 
 _PACKINGS = {".gz": "GZIP", ".zst": "ZSTD"}
 
@@ -47,7 +45,7 @@ def packing_of(path: str) -> str:
     return next((packing for end, packing in _PACKINGS.items() if path.endswith(end)), "")
 
 
-def open_lines(path: str, packing: str, block: int = _BLOCK) -> BinaryIO:
+def open_lines(path: str, packing: str, block: int = BLOCK) -> BinaryIO:
     """The uncompressed bytes of a file."""
     if packing != "ZSTD":
         return open_bytes(path, packing, block, CALL)
@@ -101,7 +99,7 @@ class JsonLinesReader(TextReader):
         position: int = 0,
         part: Part | None = None,
     ) -> None:
-        super().__init__(path, compression, buffer_size or _BLOCK, position, part)
+        super().__init__(path, compression, buffer_size or BLOCK, position, part)
         if compression == BY_NAME:
             self._compression = packing_of(self.path)
         ipc, arrow = load_extra("pyarrow.ipc", CALL), load_extra("pyarrow", CALL)
@@ -112,6 +110,10 @@ class JsonLinesReader(TextReader):
         self._parsed: Any = None
         """The record batch of the lines from `_parsed_from` to `_parsed_to`."""
         self._parsed_from = self._parsed_to = 0
+        self._ahead = _ALL
+        """How many lines are parsed at once: few where lines are bad, for they are parsed again."""
+        self._counted = (0, 1)
+        """A byte behind which lines were counted, and the number of the line that has it."""
 
     def _open_bytes(self) -> BinaryIO:
         return open_lines(self.path, self._compression or "", self._block)
@@ -144,12 +146,15 @@ class JsonLinesReader(TextReader):
 
     def _parse(self) -> None:
         """Parses the lines that are left, up to the first one that cannot be parsed."""
-        lines = self._lines[self._given :]
+        lines = self._lines[self._given : self._given + self._ahead]
         batch = self._parser.parse_good(lines)
+        count = 0 if batch is None else batch.num_rows
+        is_good = count == len(lines)
+        self._ahead = min(4 * self._ahead, _ALL) if is_good else 2 * count + _LEAST_AHEAD
         if batch is None:
             raise self._reject(self._parser.problem(lines[0]))
         self._parsed = batch
-        self._parsed_from, self._parsed_to = self._given, self._given + batch.num_rows
+        self._parsed_from, self._parsed_to = self._given, self._given + count
 
     def _convert(self, first: int, stop: int) -> Chunk:
         """The elements of some lines; only those before the first one with a missing value."""
@@ -181,12 +186,17 @@ class JsonLinesReader(TextReader):
         return InvalidArgumentError(f"{CALL}: {where}: {problem}")
 
     def _line_number(self, position: int) -> int:
-        """The number of the line that has a byte; the file is read up to there again."""
-        count = 1
+        """The number of the line that has a byte.
+
+        The file is read again: from its start, or from the byte of the last call on.
+        """
+        at, count = self._counted if self._counted[0] <= position else (0, 1)
         with translate_errors(self.path, CALL), self._open_bytes() as file:
-            while position > 0 and (block := file.read(min(position, self._block))):
+            RecordReader._go_to(self, file, at)
+            while at < position and (block := file.read(min(position - at, self._block))):
                 count += block.count(b"\n")
-                position -= len(block)
+                at += len(block)
+        self._counted = (at, count)
         return count
 
 
@@ -206,8 +216,7 @@ class LineParser:
         """The lines before the first one that cannot be parsed; None if that is the first."""
         found = self._parse(lines)
         if found is None:
-            counts = range(1, len(lines))
-            count = bisect_left(counts, True, key=lambda n: self._parse(lines[:n]) is None)
+            count = count_good(lines, lambda some: self._parse(some) is not None)
             found = self._parse(lines[:count]) if count else None
         return found
 
@@ -237,114 +246,14 @@ class LineParser:
         )
 
 
-def infer_schema(path: str, skips: bool) -> Any | None:
-    """The names and types of the columns in the first lines of a file; None if it has no lines.
+def count_good(lines: list[bytes], is_good: Callable[[list[bytes]], bool]) -> int:
+    """How many lines come before the first bad one, which is among them.
 
-    Lines from the first one that does not fit those before it on are not asked: reading them is
-    an error that names the line. If `skips`, bad lines before the first good one are passed over.
+    It looks near the start first: where many lines are bad, the next one is not far.
     """
-    with translate_errors(path, CALL), open_lines(as_path(path, CALL), packing_of(path)) as file:
-        data = _first_lines(file)
-    lines = [line for line in data.removeprefix(_MARK).split(b"\n") if line.strip()]
-    if not lines:
-        return None
-    first = 0
-    while isinstance(found := _schema_of(lines[first:]), Exception):
-        counts = range(1, len(lines) - first)
-        count = bisect_left(
-            counts, True, key=lambda n: isinstance(_schema_of(lines[first : first + n]), Exception)
-        )
-        if count:
-            return _schema_of(lines[first : first + count])
-        if not skips or first + 1 == len(lines):
-            raise _not_json_lines(path, data, lines[first], _schema_of([lines[first]]))
-        first += 1
-    return found
-
-
-def _schema_of(lines: list[bytes]) -> Any:
-    """The schema of lines, or the exception that says why they have none.
-
-    Text that looks like a date is text: a later line may have other text.
-    """
-    arrow, json = load_extra("pyarrow", CALL), load_extra("pyarrow.json", CALL)
-    data = b"\n".join(lines) + b"\n"
-    try:
-        options = json.ReadOptions(use_threads=False, block_size=len(data) + 1)
-        table = json.read_json(arrow.BufferReader(data), options)
-        schema = arrow.schema([field.with_type(_as_text(field.type)) for field in table.schema])
-        schema.names  # noqa: B018 (a name that is not UTF-8 raises)
-    except (arrow.ArrowException, ValueError) as error:
-        return error
-    if table.num_rows != len(lines):
-        return ValueError(f"{len(lines)} lines have {table.num_rows} values")
-    return schema
-
-
-def _not_json_lines(path: str, data: bytes, line: bytes, error: Exception) -> DataLossError:
-    """The error of a file whose first line is no object."""
-    reason = str(error).removeprefix("JSON parse error: ").partition("\n")[0]
-    remedy = "each line must be a complete object"
-    if name := name_packing(data):
-        remedy = f"it is compressed by {name}; its name must end in .gz or .zst to be unpacked"
-    elif data.startswith((b"\xff\xfe", b"\xfe\xff")):
-        remedy = "it is UTF-16; write it as UTF-8"
-    elif line.lstrip().startswith(b"["):
-        remedy = "it is an array; write each object in a line of its own, as jq -c '.[]' does"
-    elif line.strip() == b"{":
-        remedy = "an object has several lines; write each in one line, as jq -c . does"
-    return DataLossError(
-        f"{CALL}: {path!r}, line 1: it cannot be read as JSON lines ({reason}); {remedy}"
-    )
-
-
-def _first_lines(file: BinaryIO) -> bytes:
-    """About a block of complete lines, and at least one."""
-    parts: list[bytes] = []
-    while block := file.read(_BLOCK):
-        end = block.rfind(b"\n") + 1
-        if end:
-            return b"".join([*parts, block[:end]])
-        parts.append(block)
-    return b"".join(parts)
-
-
-def _as_text(kind: Any) -> Any:
-    arrow = load_extra("pyarrow", CALL)
-    if arrow.types.is_temporal(kind):
-        return arrow.string()
-    if arrow.types.is_list(kind):
-        return arrow.list_(_as_text(kind.value_type))
-    if arrow.types.is_struct(kind):
-        return arrow.struct([field.with_type(_as_text(field.type)) for field in kind])
-    return kind
-
-
-def select_fields(schema: Any, names: Iterable[str]) -> Any:
-    """The columns of a schema that have some names."""
-    return load_extra("pyarrow", CALL).schema([schema.field(name) for name in names])
-
-
-def schema_of(columns: Any, convert_dtype: Any) -> Any:
-    """The schema that the user states: a dtype by column; `[dtype]` is a list of any length."""
-    arrow = load_extra("pyarrow", CALL)
-
-    def kind(value: Any) -> Any:
-        if isinstance(value, list) and len(value) == 1:
-            return arrow.list_(kind(value[0]))
-        if isinstance(value, dict):
-            return arrow.struct([(name, kind(part)) for name, part in value.items()])
-        dtype = convert_dtype(value)
-        if dtype.dtype == np.dtype(object):
-            return arrow.string()
-        try:
-            return arrow.from_numpy_dtype(dtype.dtype)
-        except arrow.ArrowException:
-            raise InvalidTypeError(
-                f"{CALL}: columns: JSON has no {dtype.name}; read float32, and convert it in a map"
-            ) from None
-
-    for name in columns:
-        if not isinstance(name, str):
-            raise InvalidTypeError(f"{CALL}: columns must have names as keys, got {name!r}")
-    return arrow.schema([(name, kind(value)) for name, value in columns.items()])
+    most = 1
+    while most < len(lines) and is_good(lines[:most]):
+        most *= 2
+    least = most // 2
+    counts = range(least + 1, min(most, len(lines)))
+    return least + bisect_left(counts, True, key=lambda count: not is_good(lines[:count]))
