@@ -64,6 +64,29 @@ def test_the_number_of_a_line_in_a_compressed_file(tmp_path: Path) -> None:
     assert values(Dataset.from_json_lines(path, fill=0)) == [1, 1, 1, 1, 1, 0, 2]
 
 
+@pytest.mark.parametrize("cut", [0, 4, 9, 14])
+def test_the_members_of_a_gzip_file_are_one_text(tmp_path: Path, cut: int) -> None:
+    text = b'{"x": 1}\n{"x": 1.5}\n'
+    path = tmp_path / "a.jsonl.gz"
+    path.write_bytes(b"".join(map(gzip.compress, (text[:cut], text[cut:], b'{"x": 2}'))))
+    assert values(Dataset.from_json_lines(path)) == [1.0, 1.5, 2.0]
+
+
+def test_lines_before_a_wrong_checksum_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl.gz"
+    packed = bytearray(gzip.compress(b'{"x": 1}\n{"x": 2}\n'))
+    packed[-8] ^= 1
+    path.write_bytes(packed)
+    iterator = iter(Dataset.from_json_lines(path))
+    assert [next(iterator)["x"] for _ in range(2)] == [1, 2]
+    with pytest.raises(DataLossError, match="a.jsonl.gz' is not a complete GZIP file"):
+        next(iterator)
+    assert values(Dataset.from_json_lines(path, on_error="skip")) == [1, 2]
+    path.write_bytes(packed[:12])
+    with pytest.raises(DataLossError, match="a.jsonl.gz' is not a complete GZIP file"):
+        Dataset.from_json_lines(path)
+
+
 def test_lines_must_have_the_columns_of_the_first(tmp_path: Path) -> None:
     first = write(tmp_path / "a.jsonl", '{"x": 1, "s": "2020-01-01"}')
     second = write(

@@ -93,14 +93,26 @@ def _not_json_lines(path: str, data: bytes, line: bytes, error: Exception) -> Da
 
 
 def _first_lines(file: BinaryIO) -> bytes:
-    """About a block of complete lines, and at least one."""
-    parts: list[bytes] = []
-    while block := file.read(BLOCK):
-        end = block.rfind(b"\n") + 1
-        if end:
-            return b"".join([*parts, block[:end]])
-        parts.append(block)
-    return b"".join(parts)
+    """About a block of complete lines, and at least one.
+
+    A file may return less than is asked for: the reader of a GZIP file stops at each member. If the
+    file is damaged behind some lines, reading them raises the error in its place.
+    """
+    blocks: list[bytes] = []
+    missing, has_line = BLOCK, False
+    try:
+        while missing > 0 or not has_line:
+            block = file.read(missing if missing > 0 else BLOCK)
+            if not block:
+                return b"".join(blocks)
+            blocks.append(block)
+            missing -= len(block)
+            has_line = has_line or b"\n" in block
+    except DataLossError:
+        if not has_line:
+            raise
+    data = b"".join(blocks)
+    return data[: data.rfind(b"\n") + 1]
 
 
 def _choose_columns(table: Any, first: Any, columns: Iterable[str] | None, fill: Any) -> Any:
