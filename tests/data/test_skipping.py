@@ -11,7 +11,13 @@ import pyarrow.parquet
 import pytest
 from PIL import Image
 
-from penstock.data import Dataset, FixedLengthRecordDataset, TextLineDataset, TFRecordDataset
+from penstock.data import (
+    Dataset,
+    FixedLengthRecordDataset,
+    Options,
+    TextLineDataset,
+    TFRecordDataset,
+)
 from penstock.data.experimental import CsvDataset
 from penstock.data.experimental.service import distribute
 from penstock.errors import (
@@ -22,6 +28,7 @@ from penstock.errors import (
     UnavailableError,
 )
 from penstock.io import TarWriter, TFRecordWriter
+from penstock.plan import parts
 from tests.engine.formats.http_files import FileServer
 
 Write = Callable[[Path, int], None]
@@ -219,6 +226,70 @@ def test_single_lines_and_samples_are_left_out(tmp_path: Path) -> None:
         for key, field in (("1", "x"), ("2", "y"), ("3", "x")):
             writer.write({"__key__": key, field: key})
     assert numbers(Dataset.from_tar(tmp_path / "tar", on_error="skip")) == [1, 3]
+
+
+def write_damaged(path: Path, count: int, bad: set[int], byte: int = 12) -> None:
+    """Writes records of four digits; some have a bit flipped, by default in the first digit."""
+    with TFRecordWriter(path) as writer:
+        for number in range(count):
+            writer.write(b"%04d" % number)
+    data = bytearray(path.read_bytes())
+    for number in bad:
+        data[20 * number + byte] ^= 1
+    path.write_bytes(data)
+
+
+def digits(dataset: Any) -> list[int]:
+    return [int(record) for record in dataset]
+
+
+def test_single_records_of_a_file_are_left_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_damaged(tmp_path / "a", 100, {0, 50, 51, 99})
+    write_damaged(tmp_path / "b", 2, set())
+    paths = [tmp_path / "a", tmp_path / "b"]
+    expected = [number for number in range(100) if number not in {0, 50, 51, 99}]
+    dataset = TFRecordDataset(paths, on_error="skip")
+    assert digits(dataset) == [*expected, 0, 1]
+    assert len(messages(caplog)) == 5
+    assert "a' has a damaged record at byte 1000: the checksum of its data" in messages(caplog)[1]
+    parallel = TFRecordDataset(paths, num_parallel_reads=2, on_error="skip")
+    assert sorted(digits(parallel)) == sorted([*expected, 0, 1])
+    indexed = TFRecordDataset(paths, index=tmp_path / "indexes", on_error="skip")
+    assert digits(indexed) == [*expected, 0, 1]
+    write_damaged(tmp_path / "a", 100, {50}, byte=8)
+    assert digits(dataset) == [*range(50), 0, 1]  # Where the next record begins is not known.
+
+
+def test_without_skip_a_damaged_record_ends_its_file_as_in_tensorflow(tmp_path: Path) -> None:
+    write_damaged(tmp_path / "a", 10, {3})
+    write_damaged(tmp_path / "b", 2, set())
+    dataset = TFRecordDataset([tmp_path / "a", tmp_path / "b"])
+    with pytest.raises(DataLossError, match="a' has a damaged record at byte 60"):
+        digits(dataset)
+    assert digits(dataset.ignore_errors()) == [0, 1, 2, 0, 1]
+
+
+@pytest.mark.parametrize("bad", [{0}, {9, 10, 11}, set(range(0, 100, 7))])
+def test_parts_of_a_file_and_states_behind_damaged_records(
+    tmp_path: Path, bad: set[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parts, "PART_BYTES", 200)  # A part begins at every tenth record.
+    write_damaged(tmp_path / "a", 100, bad)
+    dataset = TFRecordDataset(tmp_path / "a", on_error="skip")
+    expected = [number for number in range(100) if number not in bad]
+    for count in (0, 1, 9, 10, 50, len(expected)):
+        iterator, resumed = iter(dataset), iter(dataset)
+        for _ in range(count):
+            next(iterator)
+        resumed.load_state_dict(iterator.state_dict())
+        assert digits(resumed) == expected[count:]
+    served = dataset.apply(distribute("distributed_epoch", "local://2"))
+    assert digits(served) == expected
+    options = Options()
+    options.deterministic = False
+    assert sorted(digits(served.with_options(options))) == expected
 
 
 def test_indexed_files_are_skipped(tmp_path: Path) -> None:

@@ -27,6 +27,8 @@ class _RecordDataset(Dataset):
     """The records of files of one format, which has no options of its own."""
 
     _format: ClassVar[str]
+    _skipping: ClassVar[Options] = ()
+    """The options with which a file reader continues behind what `on_error="skip"` leaves out."""
 
     def __init__(
         self,
@@ -38,15 +40,16 @@ class _RecordDataset(Dataset):
         on_error: str = "raise",
     ) -> None:
         where = FILE_DATASETS[self._format]
+        bad = BadFiles(where, on_error)
         options = reader_options(where, compression_type, buffer_size)
         plan = plan_records(
             where,
             self._format,
             filenames=filenames,
-            options=options,
+            options=(*options, *self._skipping) if bad.skips else options,
             parallel=num_parallel_reads,
         )
-        super().__init__(BadFiles(where, on_error).skip_in(plan))
+        super().__init__(bad.skip_in(plan))
 
 
 class TextLineDataset(_RecordDataset):
@@ -84,8 +87,10 @@ class TFRecordDataset(_RecordDataset):
             shuffle holds no records. The files are scanned once for where their records are, and
             this index is kept in `~/.cache/penstock/indexes`, or in the folder that is given
             instead of True. Not for compressed files.
-        on_error: "raise", or "skip" to leave out what cannot be read, with a warning at the end.
-            The dataset then has no random access.
+        on_error: "raise", or "skip" to leave out what cannot be read, with a warning at the end: a
+            record, or the rest of a file if the length of a record is damaged. The dataset then
+            has no random access. `ignore_errors` leaves out the rest of the file in both cases,
+            as in TensorFlow.
 
     >>> import os, tempfile
     >>> from penstock.io import TFRecordWriter
@@ -101,6 +106,7 @@ class TFRecordDataset(_RecordDataset):
     """
 
     _format = "tfrecord"
+    _skipping = (("skips_damaged", True),)
 
     def __init__(
         self,

@@ -63,6 +63,15 @@ SAMPLES = {
     "text-newline-at-end": Sample("text", b"\n\nz\n", [b"", b"", b"z"]),
     "text-empty": Sample("text", b"", []),
     "tfrecord": Sample("tfrecord", tfrecords(*WORDS), WORDS, tfrecords(*WORDS)[:-1], 5),
+    "tfrecord-skipping": Sample(
+        "tfrecord",
+        tfrecords(*WORDS),
+        WORDS,
+        tfrecords(b"one", b"two", b"three", b"four").replace(b"three", b"thREE"),
+        2,
+        [b"four"],
+        {"skips_damaged": True},
+    ),
     "tfrecord-empty": Sample("tfrecord", b"", []),
     "fixed": Sample("fixed", b"abcdefghi", [b"abc", b"def", b"ghi"], options={"record_bytes": 3}),
     "fixed-framed": Sample(

@@ -133,6 +133,37 @@ def test_many_records_are_checked_at_once_and_each_is_found(
             reader.read(limit)
 
 
+def write_damaged(path: Path, records: list[bytes], numbers: list[int]) -> None:
+    """Writes records, some of them with a wrong checksum of their data."""
+    content = bytearray(write(path, records))
+    for number in numbers:
+        content[sum(len(record) + FRAME for record in records[: number + 1]) - 1] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("limit", [1, 7, 100])
+@pytest.mark.parametrize("buffer_size", [1, 100, None])
+@pytest.mark.parametrize("bad", [[0], [39], [3, 4, 5], [0, 17, 39]])
+def test_a_reader_that_skips_continues_behind_a_record_with_damaged_data(
+    tmp_path: Path, bad: list[int], buffer_size: int | None, limit: int
+) -> None:
+    records = [bytes([i]) * i for i in range(40)]
+    write_damaged(tmp_path / "file", records, bad)
+    with closing(
+        TFRecordReader(tmp_path / "file", buffer_size=buffer_size, skips_damaged=True)
+    ) as reader:
+        found: list[bytes] = []
+        places: list[int] = []
+        while not reader.has_ended:
+            try:
+                found += reader.read(limit)
+            except DataLossError as error:
+                place, _, problem = str(error).partition(" at byte ")[2].partition(": ")
+                places.append(int(place) if "checksum of its data" in problem else -1)
+    assert found == [record for i, record in enumerate(records) if i not in bad]
+    assert places == [sum(len(record) + FRAME for record in records[:number]) for number in bad]
+
+
 @pytest.mark.parametrize("compression", ["GZIP", "ZLIB"])
 def test_compressed_and_truncated_at_every_byte(tmp_path: Path, compression: str) -> None:
     path = tmp_path / "file"

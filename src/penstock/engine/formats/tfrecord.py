@@ -8,6 +8,9 @@
 TensorFlow reads and writes the same bytes. A file reader checks the checksum of a length before it
 uses it, and allocates no memory for bytes that the file does not have.
 
+A damaged record ends a file reader, as in TensorFlow, also if an operator ignores the error. With
+`skips_damaged` the file reader continues behind a record whose length is right.
+
 A part of a file begins at the first record that begins in it. Only a file reader that comes from
 the start of the file finds that byte for certain: bytes that look like a record may lie within one.
 So a file reader gets the byte (`begin`) or guesses it (`find_record`) and reports it as `began`.
@@ -63,8 +66,10 @@ class TFRecordReader(RecordReader[bytes]):
         position: int = 0,
         part: Part | None = None,
         begin: int | None = None,
+        skips_damaged: bool = False,
     ) -> None:
         super().__init__(path, compression, buffer_size, position, part)
+        self._skips_damaged = skips_damaged
         # Lengths repeat: a header seen before needs no checksum.
         self._lengths: dict[bytes, int] = {}
         self._begin = begin
@@ -133,9 +138,19 @@ class TFRecordReader(RecordReader[bytes]):
             if length is None:
                 raise self._damage("the checksum of its length is wrong")
             if self._start + HEADER + length + FOOTER <= len(self._buffer):
-                raise self._damage("the checksum of its data is wrong")
+                error = self._damage("the checksum of its data is wrong")
+                if self._skips_damaged:
+                    self._skip_record(length)
+                raise error
         if header and not self._more:
             raise self._damage("the file ends within it")
+
+    def _skip_record(self, length: int) -> None:
+        """Moves behind the first record; the next read continues there."""
+        size = HEADER + length + FOOTER
+        self._start += size
+        self.position += size
+        self._continues = True
 
     def _go_to(self, file: BinaryIO, position: int) -> None:
         if self._part is not None:
