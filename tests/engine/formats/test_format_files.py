@@ -161,6 +161,15 @@ def test_local_faults(tmp_path: Path) -> None:
         open_bytes("~/none")
     with pytest.raises(NotFoundError, match="'none-.*' does not exist; it looks like a pattern"):
         open_bytes("none-*")
+    for name in ("none-{0..9}", "none-{a,b}-*", "memory://none-{a,b}"):
+        with pytest.raises(NotFoundError, match="' does not exist; its braces are taken literally"):
+            open_bytes(name)
+    for name in ("none-{a}", "none-{a,b"):
+        with pytest.raises(NotFoundError, match="' does not exist$"):
+            open_bytes(name)
+    (tmp_path / "odd-{a,b}").write_bytes(b"x")
+    with open_bytes(tmp_path / "odd-{a,b}") as opened:
+        assert opened.read() == b"x"
     with pytest.raises(NotFoundError, match="open_bytes: '.*/none' does not exist$"):
         open_bytes(tmp_path / "none", None, None)
     with pytest.raises(FailedPreconditionError, match="is a directory"):
@@ -339,6 +348,13 @@ def test_nothing_matches(tree: Path, patterns: Any) -> None:
     wanted = re.escape(repr(patterns).strip("[]"))
     with pytest.raises(InvalidArgumentError, match=f"list_files: no file matches {wanted}; check"):
         expand(patterns)
+
+
+def test_braces_match_nothing(tree: Path) -> None:
+    message = "no file matches .*; braces are taken literally: write a list of patterns"
+    for pattern in ("{a,b}.txt", "x/{1..2}*"):
+        with pytest.raises(InvalidArgumentError, match=message):
+            expand(f"{tree}/{pattern}")
 
 
 def test_no_patterns() -> None:

@@ -274,13 +274,16 @@ def _absolute_path(path: str, absolute_folder: Callable[[str], str]) -> str:
     return os.path.join(absolute_folder(folder), name)
 
 
+_BRACES = re.compile(r"\{([^{}]*(?:,|\.\.)[^{}]*)\}")
+
+
 def expand_braces(pattern: str) -> list[str]:
     """All names that a pattern with `{a,b}` or `{0..9}` stands for.
 
     >>> expand_braces("{a,b}-{08..10}")
     ['a-08', 'a-09', 'a-10', 'b-08', 'b-09', 'b-10']
     """
-    found = re.search(r"\{([^{}]*(?:,|\.\.)[^{}]*)\}", pattern)
+    found = _BRACES.search(pattern)
     if found is None:
         return [pattern]
     before, after = pattern[: found.start()], pattern[found.end() :]
@@ -350,9 +353,10 @@ def expand(patterns: Path | Iterable[Path], call: str = "Dataset.list_files") ->
     found = [path for name in names for path in _matches(name, call)]
     if not found:
         wanted = ", ".join(map(repr, names)) or "an empty list of patterns"
-        raise InvalidArgumentError(
-            f"{call}: no file matches {wanted}; check the pattern and the working directory"
-        )
+        remedy = "check the pattern and the working directory"
+        if any(map(_BRACES.search, names)):
+            remedy = "braces are taken literally: write a list of patterns, one for each choice"
+        raise InvalidArgumentError(f"{call}: no file matches {wanted}; {remedy}")
     return sorted(found, key=os.fsencode)
 
 
@@ -428,6 +432,11 @@ def _other_name(path: str) -> str:
     """What to write if a path that does not exist was meant to be another one."""
     if "://" not in path and re.search(r"(^|/)~", path):
         return "; write out the home folder that ~ stands for, as os.path.expanduser does"
+    if _BRACES.search(path):
+        return (
+            "; its braces are taken literally: write a list of the names that they stand for, or "
+            "a pattern with * for Dataset.list_files"
+        )
     if _is_pattern(path):
         return "; it looks like a pattern, whose files Dataset.list_files finds"
     return ""
