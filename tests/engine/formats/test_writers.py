@@ -1,6 +1,8 @@
 """Writers of tables and tar archives: what other libraries read, and interrupted writes."""
 
+import datetime
 import os
+from decimal import Decimal
 
 import fsspec
 import numpy as np
@@ -178,6 +180,88 @@ def test_rows_that_cannot_be_written_are_refused(given, error, message, tmp_path
     with pytest.raises(error, match=message):
         write(tmp_path / "x", given)
     assert os.listdir(tmp_path) == []
+
+
+def at(*time):
+    return datetime.datetime(2024, 5, 6, *time)
+
+
+@pytest.mark.parametrize("writer_of", [ArrowWriter, ParquetWriter])
+@pytest.mark.parametrize(
+    ("first", "other", "kept"),
+    [
+        (1, 2.5, "2"),
+        (1, np.float32(2.5), "2"),
+        (1, np.True_, "1"),
+        (1, Decimal("2.5"), "2"),
+        (1, np.datetime64(5, "ns"), "5"),
+        (0.5, True, "1.0"),
+        (np.float32(0.5), 1e300, "inf"),
+        (np.float16(0.5), 100_001, "inf"),
+        (b"bytes", "text", "b'text'"),
+        ([1], [2, 2.5], r"\[2, 2\]"),
+        (np.array([1]), np.array([2.5]), r"\[2\]"),
+        (np.array([1]), np.array([True]), r"\[1\]"),
+        (np.array([0.5]), np.array([2**64 - 1], np.uint64), r"\[-1.0\]"),
+        (np.array([[1]]), np.array([[2.5]]), r"\[\[2\]\]"),
+        ({"a": 1}, {"a": 2.5}, r"\{'a': 2\}|\[\('a', 2\)\]"),
+        ({"a": 1}, {"a": 2, "b": 3}, r"\{'a': 2\}|\[\('a', 2\)\]"),
+    ],
+)
+def test_values_that_a_column_would_change_are_refused(writer_of, first, other, kept, tmp_path):
+    with writer_of(tmp_path / "x") as writer:
+        writer.write({"a": 0, "x": first})
+        writer.write({"a": 0, "x": other})
+        message = rf"(?s)column 'x' of row 1 has .*, which would change it to ({kept}); convert it"
+        with pytest.raises(InvalidArgumentError, match=message):
+            writer.close()
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        (pa.timestamp("s"), at(1, 2, 3, 4)),
+        (pa.timestamp("s"), 2.5),
+        (pa.date32(), at(1)),
+        (pa.time32("s"), datetime.time(1, 2, 3, 4)),
+        (pa.duration("s"), datetime.timedelta(microseconds=1)),
+        (pa.dictionary(pa.int8(), pa.int64()), 2.5),
+        (pa.large_list(pa.int64()), [2.5]),
+    ],
+)
+def test_values_that_a_stated_type_would_change_are_refused(kind, value, tmp_path):
+    with pytest.raises(InvalidArgumentError, match="column 'x' of row 0 has .* would change it"):
+        write(tmp_path / "x", [{"x": value}], schema=pa.schema([("x", kind)]))
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "found"),
+    [
+        (pa.float64(), [1, np.int8(2), 2.5, np.inf, None], [1.0, 2.0, 2.5, np.inf, None]),
+        (pa.float32(), [0.1], [float(np.float32(0.1))]),
+        (pa.float16(), [2048], [2048.0]),
+        (pa.int8(), [1.0, np.uint64(3)], [1, 3]),
+        (pa.string(), [b"text", "text", np.str_("text")], ["text"] * 3),
+        (pa.list_(pa.float64()), [[1, 2.5], np.array([3]), ()], [[1.0, 2.5], [3.0], []]),
+        (pa.list_(pa.int64(), 1), [np.array([1.0]), None], [[1], None]),
+        (pa.list_(pa.binary()), [np.array([b"a"], object)], [[b"a"]]),
+        (pa.struct([("a", pa.int64()), ("b", pa.bool_())]), [{"a": 1}], [{"a": 1, "b": None}]),
+        (
+            pa.timestamp("s"),
+            [at(1), 3, None],
+            [at(1), datetime.datetime(1970, 1, 1, 0, 0, 3), None],
+        ),
+        (pa.date32(), [at().date(), at()], [at().date()] * 2),
+    ],
+)
+def test_values_that_a_stated_type_holds_are_written(kind, given, found, tmp_path):
+    path = tmp_path / "x.arrow"
+    with ArrowWriter(path, schema=pa.schema([("x", kind)])) as writer:
+        for value in given:
+            writer.write({"x": value})
+    with pa.ipc.open_file(path) as reader:
+        assert reader.read_all().column("x").to_pylist() == found
 
 
 def test_wrong_arguments_are_refused(tmp_path):

@@ -5,7 +5,6 @@ A file appears when it is complete. The first rows decide the types of the colum
 
 from __future__ import annotations
 
-import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, BinaryIO, ClassVar, Self
@@ -13,6 +12,7 @@ from typing import Any, BinaryIO, ClassVar, Self
 import numpy as np
 
 from penstock.element.ragged import Ragged
+from penstock.engine.formats.exact_values import find_changed
 from penstock.engine.formats.extras import load_extra
 from penstock.engine.formats.files import Path, translate_errors
 from penstock.engine.formats.new_files import NewFile
@@ -109,10 +109,24 @@ class TableWriter(ABC):
 
     def _convert(self, field: Any, values: list[Any]) -> Any:
         errors = (self._arrow.ArrowException, TypeError, ValueError, OverflowError)
-        with contextlib.suppress(*errors):
+        try:
+            array = self._arrow.array(values, field.type)
+        except errors:
+            # Arrow does not convert arrays of several dimensions, nor some nested values.
+            values = list(map(_plain, values))
+            array = self._convert_plain(field, values, errors)
+        if (number := find_changed(values, array)) is not None:
+            raise InvalidArgumentError(
+                f"{self.call}.write: column {field.name!r} of row {self._written + number} has "
+                f"{values[number]!r:.60}, but its type is {field.type}, which would change it to "
+                f"{array[number]!s:.60}; convert it, or state another type with "
+                "schema=pyarrow.schema(...)"
+            )
+        return array
+
+    def _convert_plain(self, field: Any, values: list[Any], errors: Any) -> Any:
+        try:
             return self._arrow.array(values, field.type)
-        try:  # Arrow does not convert arrays of several dimensions, nor some nested values.
-            return self._arrow.array(list(map(_plain, values)), field.type)
         except errors:
             for number, value in enumerate(values):
                 self._check(field, value, self._written + number, errors)
@@ -120,7 +134,7 @@ class TableWriter(ABC):
 
     def _check(self, field: Any, value: Any, row: int, errors: Any) -> None:
         try:
-            self._arrow.array([_plain(value)], field.type)
+            self._arrow.array([value], field.type)
         except errors as error:
             raise InvalidArgumentError(
                 f"{self.call}.write: column {field.name!r} of row {row} has {value!r:.60}, but its "
