@@ -5,6 +5,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -12,7 +13,7 @@ from pyarrow import feather, parquet
 
 from penstock.data.dataset import Dataset
 from penstock.engine.formats import arrow_columns
-from penstock.errors import InvalidArgumentError
+from penstock.errors import DataLossError, InvalidArgumentError
 
 
 @pytest.fixture
@@ -66,6 +67,29 @@ def test_parquet_footers_of_any_length(tmp_path: Path) -> None:
         rows = Dataset.from_parquet(path)
         assert len(rows) == 2
         assert rows[1] == {f"column-{n}": n for n in range(count)}
+
+
+@pytest.mark.parametrize("version", ["1.0", "2.0"])
+@pytest.mark.parametrize("place", ["", "memory://checksums"])
+def test_parquet_pages_are_compared_with_their_checksums(
+    place: str, version: str, tmp_path: Path
+) -> None:
+    sink = pa.BufferOutputStream()
+    parquet.write_table(
+        pa.table({"x": np.arange(100)}),
+        sink,
+        write_page_checksum=True,
+        data_page_version=version,
+        compression="none",
+        use_dictionary=False,
+    )
+    content = bytearray(sink.getvalue().to_pybytes())
+    content[content.find(np.arange(40, 44).tobytes())] ^= 255
+    path = f"{place}{tmp_path}/x.parquet"
+    with fsspec.open(path, "wb") as file:
+        file.write(content)
+    with pytest.raises(DataLossError, match="row group 0 cannot be read .*CRC"):
+        list(Dataset.from_parquet(path))
 
 
 def test_numpy_files_of_one_header(calls: Counter[str], tmp_path: Path) -> None:

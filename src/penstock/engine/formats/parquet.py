@@ -81,7 +81,9 @@ class ParquetReader:
 
 
 def _open_parquet(source: Any, **options: Any) -> Any:
-    return load_extra("pyarrow.parquet", "Dataset.from_parquet").ParquetFile(source, **options)
+    """Pages whose header has a checksum are compared with it."""
+    parquet = load_extra("pyarrow.parquet", "Dataset.from_parquet")
+    return parquet.ParquetFile(source, page_checksum_verification=True, **options)
 
 
 def _native(source: Any, path: str) -> Any:
