@@ -117,6 +117,36 @@ def test_fill_must_fit_the_column() -> None:
 
 
 @pytest.mark.parametrize(
+    ("kind", "fill", "reason"),
+    [
+        (pa.int64(), None, "it is a missing value"),
+        (pa.string(), None, "it is not a string"),
+        (pa.int64(), 1.9, "it would become 1"),
+        (pa.int64(), np.True_, "it would become 1"),
+        (pa.int8(), 300, "too large"),
+        (pa.float64(), True, "it would become 1.0"),
+        (pa.float32(), 1e300, "it would become inf"),
+        (pa.timestamp("s"), 1.9, "it would become 1"),
+        (pa.decimal128(5, 1), "1.25", "would cause data loss"),
+        (pa.list_(pa.int64()), 1.9, "it would become 1"),
+        (pa.struct([("a", pa.int64())]), 1.9, "it would become 1"),
+        (pa.dictionary(pa.int8(), pa.int64()), 1.9, "it would become 1"),
+    ],
+)
+def test_fill_must_be_kept_by_the_type_of_the_column(kind: Any, fill: Any, reason: str) -> None:
+    table = arrow(x=pa.array([None], kind), y=[1])
+    with pytest.raises(InvalidArgumentError, match=f"fill has .* for column 'x' .*{reason}"):
+        Dataset.from_arrow(table, fill={"x": fill})
+
+
+def test_fill_may_have_another_type_that_the_column_holds_exactly() -> None:
+    table = arrow(i=pa.array([None], pa.int8()), f=pa.array([None], pa.float32()))
+    row = Dataset.from_arrow(table, fill={"i": np.float64(2), "f": 3})[0]
+    assert row == {"i": 2, "f": 3.0}
+    assert (row["i"].dtype, row["f"].dtype) == (np.int8, np.float32)
+
+
+@pytest.mark.parametrize(
     ("array", "reason"),
     [
         (pa.array([None]), "it has no values at all"),

@@ -19,6 +19,7 @@ from penstock.element.dtypes import string as string_dtype
 from penstock.element.index import Index, array_of
 from penstock.element.ragged import Ragged
 from penstock.element.spec import RaggedTensorSpec, TensorSpec
+from penstock.engine.formats.exact_values import find_changed
 from penstock.engine.formats.extras import load_extra
 from penstock.engine.formats.tables import Selection, TakeRows
 from penstock.errors import InvalidArgumentError
@@ -180,15 +181,26 @@ def scalar_of(fill: Any, kind: Any) -> Any:
     arrow = load_extra("pyarrow", "Dataset")
     types = arrow.types
     if types.is_temporal(kind):
-        return arrow.scalar(fill, f"int{kind.bit_width}").cast(kind)
+        return _exact_scalar(fill, f"int{kind.bit_width}").cast(kind)
     if types.is_decimal(kind) and isinstance(fill, str | bytes):
         fill = fill if isinstance(fill, str) else fill.decode()
         return arrow.scalar(fill).cast(kind)
-    if _is_text(kind, types) and not isinstance(fill, str | bytes):
-        raise TypeError("it is not a string")
+    if _is_text(kind, types):
+        if not isinstance(fill, str | bytes):
+            raise TypeError("it is not a string")
+        return arrow.scalar(fill, kind)
     if types.is_boolean(kind) and not isinstance(fill, bool | np.bool_):
         raise TypeError("it is not a bool")
-    return arrow.scalar(fill, kind)
+    return _exact_scalar(fill, kind)
+
+
+def _exact_scalar(fill: Any, kind: Any) -> Any:
+    array = load_extra("pyarrow", "Dataset").array([fill], kind)
+    if array.null_count:
+        raise TypeError("it is a missing value")
+    if find_changed([fill], array) is not None:
+        raise ValueError(f"it would become {array[0]}")
+    return array[0]
 
 
 def _refuse_nulls(array: Any) -> Any:
