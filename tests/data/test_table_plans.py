@@ -18,6 +18,7 @@ import torch
 
 import penstock
 from penstock.data import Dataset
+from penstock.element.spec import fits
 from penstock.errors import (
     DataLossError,
     FailedPreconditionError,
@@ -83,6 +84,7 @@ NULLS = {
     "list": (pa.array([[1], None]), 7, []),
     "item": (pa.array([[1], [2, None]]), 7, [2, 7]),
     "fixed": (pa.array([[1, 2], [3, None]], pa.list_(pa.int64(), 2)), 7, [3, 7]),
+    "missing fixed": (pa.array([[1, 2], None], pa.list_(pa.int64(), 2)), 7, [7, 7]),
     "struct": (pa.array([{"a": 1}, None]), 7, {"a": 7}),
     "timestamp": (pa.array([1, None], pa.timestamp("s")), 7, 7),
     "decimal": (pa.array([None, None], pa.decimal128(5, 2)), "1.50", b"1.50"),
@@ -99,6 +101,70 @@ def test_missing_values_are_filled_if_asked(kind: str) -> None:
         found = Dataset.from_arrow(arrow(x=array), fill=given)[1]["x"]
         plain = {k: int(v) for k, v in found.items()} if isinstance(found, dict) else found
         assert (plain.tolist() if isinstance(plain, np.ndarray) else plain) == expected
+
+
+TENSOR = pa.fixed_shape_tensor(pa.int64(), (2, 3), permutation=[1, 0])
+
+
+def tensors(*rows: list[int] | None) -> Any:
+    return pa.ExtensionArray.from_storage(TENSOR, pa.array(rows, TENSOR.storage_type))
+
+
+LEAVES = [
+    pa.int8(),
+    pa.float16(),
+    pa.bool_(),
+    pa.string(),
+    pa.binary(),
+    pa.binary(3),
+    pa.decimal128(3, 3),
+    pa.date32(),
+    pa.timestamp("ns", "UTC"),
+    pa.duration("s"),
+    pa.dictionary(pa.int8(), pa.string()),
+]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *LEAVES,
+        *(pa.list_(leaf) for leaf in LEAVES),
+        *(pa.list_(leaf, 2) for leaf in LEAVES),
+        *(pa.struct([("a", leaf)]) for leaf in LEAVES),
+        pa.struct([("a", pa.int64()), ("b", pa.list_(pa.float32(), 2))]),
+        pa.list_(pa.list_(pa.list_(pa.bool_(), 2)), 2),
+        TENSOR,
+    ],
+    ids=str,
+)
+def test_the_advice_about_missing_values_can_be_followed(kind: Any) -> None:
+    array = tensors(None) if kind is TENSOR else pa.array([None], kind)
+    with pytest.raises(InvalidArgumentError, match="column 'x' has no value") as caught:
+        list(Dataset.from_arrow(arrow(x=array)))
+    advice = str(caught.value).partition("as in fill=")[2].partition(", or")[0]
+    rows = Dataset.from_arrow(arrow(x=array), fill=eval(advice))
+    assert fits(rows.element_spec, rows[0])
+
+
+def test_no_value_is_advised_where_none_fits() -> None:
+    kind = pa.struct([("a", pa.int64()), ("b", pa.string())])
+    with pytest.raises(InvalidArgumentError, match=r".null.; leave the column out with columns="):
+        list(Dataset.from_arrow(arrow(x=pa.array([None], kind))))
+
+
+def test_missing_fixed_size_lists_of_a_part_of_a_table_are_filled() -> None:
+    array = pa.array([None, [1, 2], [3, None], None], pa.list_(pa.int64(), 2))
+    rows = Dataset.from_arrow(arrow(x=array).slice(1), fill=7)
+    assert [row["x"].tolist() for row in rows] == [[1, 2], [3, 7], [7, 7]]
+
+
+def test_a_tensor_with_a_permutation_has_its_logical_shape(tmp_path: Path) -> None:
+    rows = Dataset.from_arrow(arrow(x=tensors([0, 1, 2, 3, 4, 5])))
+    assert rows.element_spec["x"].shape == (3, 2)
+    rows.save(str(tmp_path / "saved"))
+    for found in (rows, Dataset.load(str(tmp_path / "saved"))):
+        assert [row["x"].tolist() for row in found] == [[[0, 3], [1, 4], [2, 5]]]
 
 
 def test_fill_must_fit_the_column() -> None:

@@ -6,7 +6,7 @@ missing value is an error unless there is a value to fill in. docs/files.md has 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -90,7 +90,7 @@ def _layout(kind: Any, types: Any) -> tuple[tuple[int | None, ...], int, Any]:
     if types.is_dictionary(kind):
         return _layout(kind.value_type, types)
     if _is_tensor(kind):
-        return tuple(kind.shape), 0, _layout(kind.value_type, types)[2]
+        return _tensor_shape(kind), 0, _layout(kind.value_type, types)[2]
     if hasattr(kind, "storage_type"):
         return _layout(kind.storage_type, types)
     if types.is_list(kind) or types.is_large_list(kind):
@@ -131,6 +131,12 @@ def _is_tensor(kind: Any) -> bool:
     return getattr(kind, "extension_name", "") == "arrow.fixed_shape_tensor"
 
 
+def _tensor_shape(kind: Any) -> tuple[int, ...]:
+    """The shape of a tensor; a permutation says in which order its dimensions are stored."""
+    order = kind.permutation or range(len(kind.shape))
+    return tuple(kind.shape[dimension] for dimension in order)
+
+
 def _is_variable_tensor(kind: Any) -> bool:
     return getattr(kind, "extension_name", "") == "arrow.variable_shape_tensor"
 
@@ -145,7 +151,7 @@ def convert(array: Any, fill: Any = _MISSING) -> Any:
     if types.is_dictionary(kind):
         return _from_dictionary(array, fill)
     if _is_tensor(kind):
-        return _refuse_nulls(array).to_numpy_ndarray()
+        return _from_tensors(array, fill)
     if _is_variable_tensor(kind):
         values, shapes = map(convert, _refuse_nulls(array).storage.flatten())
         return [row.reshape(shape) for row, shape in zip(values, shapes.tolist(), strict=True)]
@@ -241,9 +247,20 @@ def _from_lists(array: Any, fill: Any) -> Ragged:
         raise MissingValueError(row) from None
 
 
+def _from_tensors(array: Any, fill: Any) -> Any:
+    kind = array.type
+    column = _from_fixed_lists(array.storage, fill).reshape(len(array), *kind.shape)
+    order = kind.permutation or range(len(kind.shape))
+    return column.transpose(0, *(1 + dimension for dimension in order))
+
+
 def _from_fixed_lists(array: Any, fill: Any) -> Any:
+    """All items of a missing list are missing, if there is a value to fill in."""
     size = array.type.list_size
-    values = _refuse_nulls(array).flatten()
+    if array.null_count and fill is not _MISSING:
+        values = _items_of_fixed_lists(array)
+    else:
+        values = _refuse_nulls(array).flatten()
     try:
         column = convert(values, fill)
     except MissingValueError as error:
@@ -251,6 +268,15 @@ def _from_fixed_lists(array: Any, fill: Any) -> Any:
     if isinstance(column, Ragged):
         return Ragged(column, np.arange(len(array) + 1) * size)
     return column.reshape(len(array), size, *column.shape[1:])
+
+
+def _items_of_fixed_lists(array: Any) -> Any:
+    """The items of all lists; null for those of a missing list, which Arrow leaves undefined."""
+    arrow, size = load_extra("pyarrow", "Dataset"), array.type.list_size
+    items = array.values.slice(array.offset * size, len(array) * size)
+    is_there = np.repeat(array.is_valid().to_numpy(zero_copy_only=False), size)
+    compute = load_extra("pyarrow.compute", "Dataset")
+    return compute.if_else(arrow.array(is_there), items, arrow.scalar(None, items.type))
 
 
 class ArrowBlock:
@@ -318,17 +344,20 @@ def convert_column(array: Any, name: str, selection: Selection, rows: Array) -> 
 
 def missing_value_words(name: str, kind: Any) -> str:
     """What is wrong, and what to do, where a column has no value."""
-    return (
-        f"column {name!r} has no value (null); give a value for it, as in "
-        f"fill={{{name!r}: {_example(kind)!r}}}, or leave the column out with columns=[...]"
-    )
+    example = _example(kind)
+    remedy = "leave the column out with columns=[...]"
+    if example is not None:
+        remedy = f"give a value for it, as in fill={{{name!r}: {example}}}, or {remedy}"
+    return f"column {name!r} has no value (null); {remedy}"
 
 
-def _example(kind: Any) -> Any:
+def _example(kind: Any) -> str | None:
+    """A value that can be filled into a column, as a program writes it; None if none can."""
     types = load_extra("pyarrow.types", "Dataset")
-    while types.is_dictionary(kind) or types.is_list(kind) or types.is_large_list(kind):
-        kind = kind.value_type
-    return "" if _is_text(kind, types) or types.is_decimal(kind) else 0
+    candidates: dict[str, Any] = {"0": 0, "''": "", "False": False}
+    for leaf in filter(types.is_fixed_size_binary, _leaf_kinds(kind)):
+        candidates[f"bytes({leaf.byte_width})"] = bytes(leaf.byte_width)
+    return next((code for code, value in candidates.items() if fits(value, kind) is None), None)
 
 
 def check_fill(call: str, fill: Any, kinds: Mapping[str, Any]) -> dict[str, Any]:
@@ -362,15 +391,24 @@ def check_fill(call: str, fill: Any, kinds: Mapping[str, Any]) -> dict[str, Any]
 
 def fits(fill: Any, kind: Any) -> str | None:
     """Why a value cannot be filled into a column of an Arrow type; None if it can."""
-    types = load_extra("pyarrow.types", "Dataset")
-    if types.is_struct(kind):
-        return next((why for field in kind if (why := fits(fill, field.type))), None)
-    if types.is_dictionary(kind) or hasattr(kind, "value_type"):
-        return fits(fill, kind.value_type)
-    if hasattr(kind, "storage_type"):
-        return fits(fill, kind.storage_type)
+    if _is_variable_tensor(kind):
+        return "a missing tensor has no shape"
     try:
-        scalar_of(fill, kind)
+        for leaf in _leaf_kinds(kind):
+            scalar_of(fill, leaf)
     except (ValueError, TypeError, OverflowError) as error:
         return str(error)
     return None
+
+
+def _leaf_kinds(kind: Any) -> Iterator[Any]:
+    """The types of the values inside lists, structs and dictionaries."""
+    if load_extra("pyarrow.types", "Dataset").is_struct(kind):
+        for field in kind:
+            yield from _leaf_kinds(field.type)
+    elif hasattr(kind, "value_type"):
+        yield from _leaf_kinds(kind.value_type)
+    elif hasattr(kind, "storage_type"):
+        yield from _leaf_kinds(kind.storage_type)
+    else:
+        yield kind
