@@ -362,6 +362,57 @@ def test_huggingface_streams_without_features() -> None:
             Dataset.from_huggingface(source, columns="s")
 
 
+def iterable(rows: list[Any], mapped: bool = False) -> Any:
+    stream = datasets.IterableDataset.from_generator(lambda: iter(rows))
+    return stream.map(lambda row: row) if mapped else stream
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+@pytest.mark.parametrize(
+    ("given", "dtype", "found"),
+    [
+        ([1, 2.5], penstock.float64, [1.0, 2.5]),
+        ([2.5] * 256 + [1], penstock.float64, [2.5] * 256 + [1.0]),
+        ([None, 1], penstock.int64, [7, 1]),
+        ([1] * 256 + [None], penstock.int64, [1] * 256 + [7]),
+        ([[], [1], [2, None]], penstock.int64, [[], [1], [2, 7]]),
+        ([[1], [2.5]] + [[]] * 255, penstock.float64, [[1.0], [2.5]] + [[]] * 255),
+    ],
+    ids=str,
+)
+def test_rows_of_a_stream_may_differ_in_type(
+    given: list[Any], dtype: Any, found: list[Any], mapped: bool
+) -> None:
+    stream = iterable([{"x": value, "s": "a"} for value in given], mapped)
+    rows = Dataset.from_huggingface(stream, fill={"x": 7})
+    assert rows.element_spec["x"].dtype == dtype
+    assert [row["x"].tolist() for row in rows] == found
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ([1, "a"], "row 1 has 'x': string, but the rows before have 'x': int64 "),
+        ([2**53 + 1, 2.5], "row 1 has 'x': double, but the rows before have 'x': int64 "),
+        ([1] * 300 + [2.5], "rows 256 to 300 have 'x': double, but the first rows have 'x': int64"),
+        ([1.5] * 256 + ["a"], "rows 256 to 256 have 'x': string, but the first rows have 'x': dou"),
+    ],
+    ids=["text", "rounded", "later float", "later text"],
+)
+def test_rows_of_a_stream_that_have_no_common_type_are_refused(
+    given: list[Any], message: str
+) -> None:
+    stream = iterable([{"x": value} for value in given])
+    with pytest.raises(InvalidArgumentError, match=rf"{message}.*; state .* dataset.cast\("):
+        list(Dataset.from_huggingface(stream))
+
+
+def test_types_of_a_stream_can_be_stated() -> None:
+    stream = iterable([{"x": 1}] * 300 + [{"x": 2.5}])
+    stream = stream.cast(datasets.Features({"x": datasets.Value("float64")}))
+    assert [row["x"] for row in Dataset.from_huggingface(stream)] == [1.0] * 300 + [2.5]
+
+
 def test_torch_datasets_that_are_refused() -> None:
     with pytest.raises(InvalidTypeError, match="needs a dataset with __getitem__ and __len__"):
         Dataset.from_torch(3)

@@ -5,7 +5,9 @@ Nothing here imports a library before the user has passed one of its objects.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,6 +17,7 @@ import numpy as np
 from penstock.data import arguments as check
 from penstock.data.table_plans import (
     comes_from,
+    describe_columns,
     plan_files,
     plan_positions,
     plan_table,
@@ -130,15 +133,93 @@ def _keeps_rows(replays: Any) -> bool:
 def _plan_stream(call: str, dataset: Any, columns: Any, fill: Any) -> Node:
     """The rows of a dataset that can only be read from its start, some Arrow tables at a time."""
     features = dataset.features
+    by_rows = dataset._ex_iterable.iter_arrow is None
     if features is None:
-        schema = _first_schema(call, dataset.with_format("arrow"))
+        schema = _first_schema(call, dataset.with_format("arrow"), by_rows)
     else:
         schema = features.arrow_schema
     if columns is not None:  # Hugging Face then reads no others.
         names = select_columns(call, columns, specs_of(schema), "")
         dataset = dataset.select_columns(list(names))
-    tables = functools.partial(dataset.with_format("arrow").iter, _ROWS)
+        schema = load_extra("pyarrow", call).schema([schema.field(name) for name in names])
+    stream = dataset.with_format("arrow")
+    tables = functools.partial(iterate_huggingface, stream, schema, by_rows)
     return _plan_tables(call, tables, schema, columns, fill)
+
+
+def _first_schema(call: str, stream: Any, by_rows: bool) -> Any:
+    first = next(_read_tables(stream, by_rows), None)
+    if first is None:
+        raise InvalidArgumentError(f"{call}: the dataset is empty")
+    return first.schema
+
+
+def _read_tables(stream: Any, by_rows: bool) -> Iterator[Any]:
+    """Some rows at a time. Hugging Face joins only rows of equal types, so those are joined here.
+
+    A value that is missing, an empty list or a whole number has another type than its neighbours.
+    """
+    if not by_rows:
+        yield from stream.iter(_ROWS)
+        return
+    rows, first = stream.iter(1), 0
+    while group := list(itertools.islice(rows, _ROWS)):
+        yield _join_rows(group, first)
+        first += len(group)
+
+
+def _join_rows(rows: list[Any], first: int) -> Any:
+    arrow, joined = load_extra("pyarrow", _HUGGINGFACE), rows[0].slice(0, 0)
+    try:
+        return arrow.concat_tables(rows, promote_options="permissive")
+    except arrow.ArrowException:
+        for number, row in enumerate(rows, first):
+            joined = _append_row(joined, row, number)
+        raise
+
+
+def _append_row(table: Any, row: Any, number: int) -> Any:
+    arrow = load_extra("pyarrow", _HUGGINGFACE)
+    try:
+        return arrow.concat_tables([table, row], promote_options="permissive")
+    except arrow.ArrowException as error:
+        raise InvalidArgumentError(
+            f"{_HUGGINGFACE}: row {number} has {describe_columns(row.schema)}, but the rows "
+            f"before have {describe_columns(table.schema)} ({error}); {_STATE_TYPES}"
+        ) from error
+
+
+def iterate_huggingface(stream: Any, schema: Any, by_rows: bool) -> Iterator[Any]:
+    """The rows of a stream as Arrow tables, all of one schema."""
+    first = 0
+    for table in _read_tables(stream, by_rows):
+        yield _with_schema(table, schema, first)
+        first += len(table)
+
+
+def _with_schema(table: Any, schema: Any, first: int) -> Any:
+    """The table with the columns of a schema, if each of them can hold its values."""
+    known = table.select([name for name in table.column_names if name in schema.names])
+    if known.schema.equals(schema):
+        return known
+    arrow = load_extra("pyarrow", _HUGGINGFACE)
+    with contextlib.suppress(arrow.ArrowException):
+        known = arrow.concat_tables([schema.empty_table(), known], promote_options="permissive")
+    if not known.schema.equals(schema):
+        raise InvalidArgumentError(
+            f"{_HUGGINGFACE}: rows {first} to {first + len(table) - 1} have "
+            f"{describe_columns(table.schema)}, but the first rows have "
+            f"{describe_columns(schema)}; {_STATE_TYPES}"
+        )
+    return known
+
+
+_HUGGINGFACE = "Dataset.from_huggingface"
+
+_STATE_TYPES = (
+    "state the types of all columns, as in "
+    "dataset.cast(datasets.Features({'x': datasets.Value('float64')}))"
+)
 
 
 def _plan_tables(
@@ -152,13 +233,6 @@ def _plan_tables(
     batches = Function(functools.partial(iterate_batches, tables, selection))
     signature = {name: nest.map_structure(lambda s: s.batch(None), specs[name]) for name in names}
     return Unbatch(Generator(batches, (), signature))
-
-
-def _first_schema(call: str, stream: Any) -> Any:
-    first = next(iter(stream.iter(_ROWS)), None)
-    if first is None:
-        raise InvalidArgumentError(f"{call}: the dataset is empty")
-    return first.schema
 
 
 def iterate_batches(tables: Callable[[], Iterator[Any]], selection: Selection) -> Iterator[Any]:

@@ -392,10 +392,11 @@ def _join_tables(call: str, arrow: Any, tables: Sequence[Any]) -> Any:
         first = tables[0].schema
         number = next(n for n, table in enumerate(tables) if not table.schema.equals(first))
         raise InvalidArgumentError(
-            f"{call}: table {number} has the columns {_columns(tables[number].schema)}, but table "
-            f"0 has {_columns(first)}; all tables must have the same"
+            f"{call}: table {number} has the columns {describe_columns(tables[number].schema)}, "
+            f"but table 0 has {describe_columns(first)}; all tables must have the same"
         ) from error
 
 
-def _columns(schema: Any) -> str:
+def describe_columns(schema: Any) -> str:
+    """The names and types of columns, for an error."""
     return ", ".join(f"{field.name!r}: {field.type}" for field in schema)
