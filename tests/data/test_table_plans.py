@@ -302,6 +302,8 @@ def test_pandas_keeps_nan_in_floats() -> None:
 def test_frames_that_are_refused() -> None:
     with pytest.raises(InvalidTypeError, match="from_pandas: needs a DataFrame, got"):
         Dataset.from_pandas({"x": [1]})
+    with pytest.raises(InvalidArgumentError, match="different names that are strings, got 'a'"):
+        Dataset.from_pandas(pandas.DataFrame([[1, 2]], columns=["a", "a"]))
     with pytest.raises(InvalidArgumentError, match="different names that are strings, got 0"):
         Dataset.from_pandas(pandas.DataFrame([[1]]))
     with pytest.raises(InvalidArgumentError, match="column 'x' of dtype object cannot be read"):

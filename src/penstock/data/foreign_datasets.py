@@ -5,6 +5,7 @@ Nothing here imports a library before the user has passed one of its objects.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import functools
 import itertools
@@ -45,8 +46,9 @@ def table_of_pandas(frame: Any) -> Any:
         raise InvalidTypeError(f"{call}: needs a DataFrame, got {check.describe(frame)}")
     arrow = load_extra("pyarrow", call)
     arrays = {}
+    counts = collections.Counter(frame.columns)
     for name in frame.columns:
-        if not isinstance(name, str) or name in arrays:
+        if not isinstance(name, str) or counts[name] > 1:
             raise InvalidArgumentError(
                 f"{call}: columns must have different names that are strings, got {name!r}; "
                 "name them, as in frame.set_axis(names, axis=1)"
