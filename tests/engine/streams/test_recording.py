@@ -15,6 +15,7 @@ from penstock import TensorSpec, int64
 from penstock.data.dataset import Dataset
 from penstock.data.experimental import assert_cardinality
 from penstock.errors import (
+    DataLossError,
     FailedPreconditionError,
     InvalidArgumentError,
     ResourceExhaustedError,
@@ -224,6 +225,19 @@ def test_a_cache_warns_of_a_file_that_another_pipeline_has_filled(
     assert list(other) == list(other) == kept
     (record,) = caplog.records
     assert "another pipeline has filled" in record.getMessage()
+
+
+@pytest.mark.parametrize("content", [b"", b"3\n\xff\xfe", b"\0\0\1\n", b"range:1\n"])
+def test_a_damaged_index_of_a_cache_is_an_error(content: bytes, tmp_path: Path) -> None:
+    name = str(tmp_path / "kept")
+    kept = Dataset.range(3).cache(name)
+    list(kept)
+    index = tmp_path / "kept.index"
+    index.write_bytes(content)
+    with pytest.raises(DataLossError, match="kept.index' is damaged, .* or delete '.*kept.index'"):
+        list(kept)
+    index.unlink()
+    assert list(kept) == [0, 1, 2]
 
 
 def test_an_index_without_a_plan_is_read(tmp_path: Path) -> None:

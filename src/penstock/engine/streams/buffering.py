@@ -47,6 +47,7 @@ from penstock.engine.streams.windowing import plan_of
 from penstock.engine.user_calls import Calls
 from penstock.errors import (
     AlreadyExistsError,
+    DataLossError,
     InvalidArgumentError,
     NotFoundError,
     UnimplementedError,
@@ -194,8 +195,15 @@ def _open_filled(node: Cache, skip: int) -> Stream | None:
 
 def _compare_plans(node: Cache) -> None:
     """Logs a warning if another plan filled the cache than the plan that reads it."""
-    with open(_index_file(node.filename), encoding="utf-8") as file:
-        plan = file.read().splitlines()[1:]
+    index = _index_file(node.filename)
+    try:
+        with open(index, encoding="utf-8") as file:
+            count, *plan = file.read().splitlines()
+        int(count)
+    except ValueError:
+        raise DataLossError(
+            f"{_CALL}: {index!r} is damaged, or another program wrote it; {_remedy(node.filename)}"
+        ) from None
     if plan and plan != [own := _plan_text(node.input)]:
         _warn_of_another_plan(node.filename, own)
 
