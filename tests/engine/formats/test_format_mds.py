@@ -120,6 +120,10 @@ def test_an_index_that_does_not_fit_is_an_error(folder):
     change(folder, column_names=["a"] * 15)
     with pytest.raises(InvalidArgumentError, match=r"00001.mds' has other columns or encodings"):
         Dataset.from_mds(folder)
+    for count in (-1, 1.5, "9"):
+        change(folder, samples=count)
+        with pytest.raises(DataLossError, match=rf"index.json' is damaged: .*samples is .?{count}"):
+            Dataset.from_mds(folder)
     change(folder, version=3)
     with pytest.raises(DataLossError, match=r"index.json' is damaged: .*version 3 of the format"):
         Dataset.from_mds(folder)

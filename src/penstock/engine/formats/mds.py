@@ -92,7 +92,7 @@ def _shard(folder: str, entry: Any, call: str) -> MdsShard:
     stored = entry["raw_data"]
     if entry["zip_data"] and not _exists(join(folder, stored["basename"])):
         stored = entry["zip_data"]
-    path, size, modified = join(folder, stored["basename"]), int(stored["bytes"]), ""
+    path, size, modified = join(folder, stored["basename"]), _count(stored, "bytes"), ""
     if "://" not in path:
         version = version_of(path, call)
         modified = version.modified
@@ -102,9 +102,15 @@ def _shard(folder: str, entry: Any, call: str) -> MdsShard:
                 "it is not complete, or was written again"
             )
     columns = _columns(entry)
-    samples = int(entry["samples"])
+    samples = _count(entry, "samples")
     blocks = _divide(samples, 0 if packing_of(path) else size)
     return MdsShard(path, size, modified, _footer(samples, columns), blocks, columns)
+
+
+def _count(entry: Any, name: str) -> int:
+    if not isinstance(count := entry[name], int) or count < 0:
+        raise ValueError(f"{name} is {count!r}")
+    return count
 
 
 def _exists(path: str) -> bool:
