@@ -531,7 +531,8 @@ class Dataset(PublicNames, metaclass=_DatasetClass):
 
         Args:
             path: The folder; a local path or an fsspec URL. Images are JPEG, PNG, GIF (the first
-                frame) or BMP files, at any depth below the folder of their class.
+                frame) or BMP files, at any depth below the folder of their class. Hidden files
+                and folders, whose names begin with a dot, are passed over.
             class_names: The sub-folders to read, in the order of their labels, which count from 0
                 within this list; all by default.
             channels: 1 for grey, 3 for colour, 4 for colour with opacity, 0 as in each file.

@@ -73,6 +73,14 @@ def test_classes_can_be_chosen_and_channels(folder):
     assert ds[0]["image"].shape == (13, 6, 1)
 
 
+def test_hidden_files_and_folders_are_passed_over(folder):
+    for name in ("cat/._1.png", "cat/.cache/1.png", ".thumbnails/1.png"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(b"no image")
+    assert io.list_classes(folder) == ("ant", "cat", "dog")
+    assert paths(Dataset.from_image_folder(folder)) == [f"{folder}/{name}" for name in ORDER]
+
+
 def test_folders_may_be_remote(folder):
     for name in ORDER:
         io.write_file(f"memory://test_image_folders/{name}", (folder / name).read_bytes())
@@ -99,6 +107,11 @@ def test_a_damaged_image_is_an_error_that_names_it(folder):
             {"class_names": "dog"},
             InvalidTypeError,
             "class_names must be a list of names, got 'dog'",
+        ),
+        (
+            {"class_names": ["dog", "dog"]},
+            InvalidArgumentError,
+            r"class_names has a name twice: \['dog', 'dog'\]",
         ),
         ({"class_names": ["emu"]}, InvalidArgumentError, "has no folder 'emu' with images; it has"),
     ],

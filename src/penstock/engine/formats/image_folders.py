@@ -29,12 +29,16 @@ def list_classes(path: Path) -> tuple[str, ...]:
     ('cat', 'dog')
     """
     call = "io.list_classes"
-    return tuple(_folders(list_folder(as_path(path, call), call)))
+    return tuple(_folders(_list_images(as_path(path, call), call)))
 
 
-def _folders(files: list[str]) -> list[str]:
-    """The sub-folders that have images."""
-    images = [name for name in files if "/" in name and name.lower().endswith(_ENDS)]
+def _list_images(root: str, call: str) -> list[str]:
+    """The images in sub-folders, without hidden ones: macOS adds a file `._1.png` to `1.png`."""
+    files = [name for name in list_folder(root, call) if name.lower().endswith(_ENDS)]
+    return [name for name in files if "/" in name and "/." not in f"/{name}"]
+
+
+def _folders(images: list[str]) -> list[str]:
     return sorted({name.partition("/")[0] for name in images})
 
 
@@ -43,14 +47,17 @@ def check_class_names(class_names: Any, call: str) -> tuple[str, ...] | None:
         return None
     if isinstance(class_names, str) or not all(isinstance(name, str) for name in class_names):
         raise InvalidTypeError(f"{call}: class_names must be a list of names, got {class_names!r}")
-    return tuple(class_names)
+    names = tuple(class_names)
+    if len(set(names)) < len(names):
+        raise InvalidArgumentError(f"{call}: class_names has a name twice: {list(names)}")
+    return names
 
 
 def list_images(
     root: str, wanted: tuple[str, ...] | None, call: str
 ) -> tuple[list[str], list[int]]:
     """The paths and labels of all images, class after class."""
-    found = list_folder(root, call)
+    found = _list_images(root, call)
     folders = _folders(found)
     if wanted is not None and (missing := [name for name in wanted if name not in folders]):
         raise InvalidArgumentError(
@@ -63,8 +70,6 @@ def list_images(
         (label_of[folder], relative)
         for relative in found
         if (folder := relative.partition("/")[0]) in label_of
-        and "/" in relative
-        and relative.lower().endswith(_ENDS)
     ]
     if not images:
         raise InvalidArgumentError(
