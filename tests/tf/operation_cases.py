@@ -1012,6 +1012,27 @@ tf.io.decode_csv("1e60", [[0.5]])
 [g.uniform([2, 3]).numpy() for g in [tf.random.Generator.from_seed(3)] for _ in range(2)]
 [g.uniform([], 0, 9, tf.int64).numpy() for g in [tf.random.Generator.from_seed(3)] for _ in "ab"]
 [g.make_seeds(3).numpy() for g in [tf.random.Generator.from_seed(3)] for _ in range(2)]
+tf.reduce_mean(tf.constant(np.full((4, 4, 3), 200, np.uint8)))
+tf.reduce_mean(tf.constant(np.full((4, 3), -100, np.int8)), axis=0)
+tf.reduce_mean(tf.constant(np.full((4, 3), 60000, np.uint16)), axis=1, keepdims=True)
+tf.reduce_mean(tf.constant(np.full((4, 3), -30000, np.int16)))
+tf.reduce_mean(tf.constant([2147483647, 2147483647]))
+tf.reduce_mean(tf.constant([-3, -4, 0]))
+tf.reduce_mean(tf.constant([4294967295, 4294967295], tf.uint32))
+tf.reduce_mean(tf.constant([2**62, 2**62, 2**62]))
+tf.reduce_mean(tf.constant([], tf.uint8))
+tf.cast(tf.reduce_sum(tf.cast(tf.fill([3000], 1.0), tf.bfloat16)), tf.float32)
+tf.cast(tf.math.reduce_variance(tf.cast(tf.fill([3000], 300.0), tf.bfloat16)), tf.float32)
+tf.math.segment_mean(tf.constant([-3, -4, 1, 2**62 + 1], tf.int64), [0, 0, 0, 1])
+tf.math.segment_mean(tf.constant([200, 200, 7], tf.uint8), [0, 0, 1])
+tf.math.unsorted_segment_mean(tf.constant([200, 201, 7], tf.uint8), [0, 0, 1], 2)
+tf.math.unsorted_segment_mean(tf.constant([3, 4, 7]), [0, 0, 1], 3)
+tf.reduce_mean(tf.RaggedTensor.from_row_lengths(u8, [2, 1]), axis=1)
+tf.reduce_mean(tf.RaggedTensor.from_row_lengths(u8, [2, 1]))
+tf.cumsum(u8)
+tf.math.cumprod(u8)
+tf.reduce_prod(u8)
+tf.linspace(tf.constant(0, tf.uint8), tf.constant(3, tf.uint8), 3)
 """
 
 CASES = [line for line in VALUES.strip().splitlines() if line]

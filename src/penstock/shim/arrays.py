@@ -189,16 +189,21 @@ def reduce_mean(
     """
     numbers = _numbers("reduce_mean", input_tensor, axis)
     dtype = dtype_of(numbers)
-    wide = np.float32 if dtype.is_floating and dtype.size == 2 else numbers.dtype
-    total = _sum("reduce_mean", numbers, axis=axis, keepdims=keepdims, dtype=wide)
+    total = _sum("reduce_mean", numbers, axis=axis, keepdims=keepdims, dtype=_sum_dtype(dtype))
     count = numbers.size // max(np.size(total), 1)
     if dtype.is_integer:
-        wide_total = total.astype(np.uint64 if dtype.dtype.kind == "u" else np.int64)
-        mean = (wide_total - np.fmod(wide_total, max(count, 1))) // max(count, 1)
+        mean = (total - np.fmod(total, max(count, 1))) // max(count, 1)
     else:
         with np.errstate(all="ignore"):
             mean = total / total.dtype.type(count)
     return mean.astype(numbers.dtype)
+
+
+def _sum_dtype(dtype: DType) -> Any:
+    """The dtype in which the values of a mean are added: wide enough for many small integers."""
+    if dtype.is_integer:
+        return np.uint64 if dtype.is_unsigned else np.int64
+    return np.float32 if dtype.is_floating and dtype.size == 2 else dtype.dtype
 
 
 def _sum(call: str, numbers: Any, axis: Any, keepdims: bool, dtype: Any) -> Any:

@@ -18,7 +18,7 @@ from penstock.shim import arrays as plain
 from penstock.shim.literals import cast_array
 from penstock.tf.operations import axes, dims, elementwise, integer, numbers, operation
 from penstock.tf.ragged_values import RaggedTensor, SparseTensor
-from penstock.tf.values import Array, Tensor, as_tensor, to_array
+from penstock.tf.values import Array, Tensor, as_tensor, quotient_dtype, to_array
 from penstock.tf.variable_updates import add_up
 
 
@@ -162,7 +162,7 @@ def range(
 def linspace(start: Any, stop: Any, num: Any, name: str | None = None, axis: int = 0) -> Any:
     """`num` numbers in equal steps, both ends included."""
     first = to_array(start)
-    dtype = np.float64 if first.dtype.kind in "iu" else first.dtype
+    dtype = quotient_dtype(first.dtype)
     return np.linspace(first, to_array(stop), int(num), axis=axis).astype(dtype)
 
 

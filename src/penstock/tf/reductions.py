@@ -11,7 +11,7 @@ from penstock.errors import InvalidArgumentError, InvalidTypeError
 from penstock.shim import arrays as plain
 from penstock.tf.operations import axes, numbers, operation
 from penstock.tf.ragged_values import RaggedTensor
-from penstock.tf.values import Array, as_tensor, to_array
+from penstock.tf.values import Array, as_tensor, divide_arrays, to_array
 
 Compute = Callable[[Array, Any, bool], Any]
 
@@ -22,8 +22,9 @@ def _reduction(name: str, compute: Compute, kinds: str = "iufc") -> Callable[...
         array = numbers(name, input_tensor, kinds if kinds != "f" else "iufc")
         if kinds == "f" and array.dtype.kind in "iu":
             raise InvalidTypeError(f"tf.{name}: needs floats, got {array.dtype.name}; use tf.cast")
+        wide = array.astype(np.float32) if array.dtype.name == "bfloat16" else array
         with np.errstate(all="ignore"):
-            result = np.asarray(compute(array, axes(axis), keepdims))
+            result = np.asarray(compute(wide, axes(axis), keepdims))
         return result if kinds == "b" else result.astype(array.dtype, copy=False)
 
     def call(
@@ -64,12 +65,12 @@ def _reduce_ragged(call: Callable[..., Any], rows: RaggedTensor, axis: Any, keep
 
 @operation
 def _mean_of_row(row: Any, axis: Any = None, keepdims: bool = False) -> Any:
-    """The mean of a row; that of integers is a float64, as TensorFlow divides their sum."""
+    """The mean of a row; that of integers is a float, as TensorFlow divides their sum."""
     array = to_array(row)
     count = array.size if axis is None else array.shape[axes(axis)]
     with np.errstate(all="ignore"):
         total = np.sum(array, axes(axis), dtype=array.dtype, keepdims=keepdims)
-        return np.true_divide(total, np.array(count, array.dtype))
+        return divide_arrays(total, np.array(count, array.dtype))
 
 
 def _columns(rows: RaggedTensor) -> list[Array]:
@@ -230,8 +231,12 @@ def _sums_and_counts(data: Any, ids: Any, count: int | None) -> tuple[Array, Arr
 
 
 def _mean_of(sums: Array, counts: Array) -> Array:
-    made = sums / counts
-    return np.trunc(made).astype(sums.dtype) if sums.dtype.kind in "iu" else made.astype(sums.dtype)
+    """Quotients in the dtype of the sums; those of integers lose their fraction."""
+    if sums.dtype.kind not in "iu":
+        return (sums / counts).astype(sums.dtype)
+    wide: Any = np.uint64 if sums.dtype.kind == "u" else np.int64
+    whole, parts = sums.astype(wide), counts.astype(wide)
+    return ((whole - np.fmod(whole, parts)) // parts).astype(sums.dtype)
 
 
 @operation
@@ -250,8 +255,9 @@ def segment_prod(data: Any, segment_ids: Any, name: str | None = None) -> Any:
 def unsorted_segment_mean(
     data: Any, segment_ids: Any, num_segments: Any, name: str | None = None
 ) -> Any:
-    """The means of rows with the same id."""
-    return _mean_of(*_sums_and_counts(data, segment_ids, int(num_segments)))
+    """The means of rows with the same id; those of integers are floats."""
+    sums, counts = _sums_and_counts(data, segment_ids, int(num_segments))
+    return divide_arrays(sums, counts.astype(sums.dtype))
 
 
 @operation

@@ -234,6 +234,21 @@ def _as_array(leaf: Any) -> Array:
 
 
 _DIVIDED = {"int8", "uint8", "int16", "uint16"}
+
+
+def quotient_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """The dtype of quotients: float32 of integers of up to 16 bits, float64 of wider ones."""
+    if dtype.kind not in "iu":
+        return dtype
+    return np.dtype(np.float32 if dtype.name in _DIVIDED else np.float64)
+
+
+def divide_arrays(left: Array, right: Array) -> Array:
+    """Quotients of two arrays of one dtype."""
+    dtype = quotient_dtype(left.dtype)
+    return np.true_divide(left.astype(dtype, copy=False), right.astype(dtype, copy=False))
+
+
 _FREE = {"left_shift", "right_shift", "ldexp"}
 
 
