@@ -350,6 +350,8 @@ class TestReduce:
         same(tf.reduce_mean([1.0, 2.0]), 1.5, np.float32)
         same(tf.reduce_mean(np.float64([[1, 2], [3, 4]]), axis=0), [2, 3], np.float64)
         same(tf.reduce_mean(np.full(5000, 100, np.float16)), 100, np.float16)
+        same(tf.reduce_mean(np.full((4, 4), 200, np.uint8)), 200, np.uint8)
+        same(tf.reduce_mean(np.full(3, -(2**31), np.int32)), -(2**31), np.int32)
         same(tf.reduce_mean(np.complex64([1j, 3j])), 2j, np.complex64)
         same(tf.reduce_mean(np.uint64([2**63, 2**63 - 1])), (2**64 - 1) // 2, np.uint64)
 

@@ -10,7 +10,7 @@ import torch
 
 import penstock
 import penstock.tf as tf
-from penstock.errors import InvalidArgumentError, InvalidTypeError
+from penstock.errors import InvalidArgumentError, InvalidTypeError, UnimplementedError
 
 
 @pytest.fixture
@@ -172,3 +172,27 @@ def test_integers_are_not_divided_by_zero(divide):
     with pytest.raises(InvalidArgumentError, match="Integer division by zero"):
         divide(tf.constant([12, 1]), tf.constant([1, 0]))
     assert np.isinf((tf.constant(1.0) // tf.constant(0.0)).numpy())
+
+
+def test_a_list_has_tensors_of_one_dtype_and_shape():
+    with pytest.raises(InvalidArgumentError, match="a list has tensors of int32, float32; use tf"):
+        tf.reduce_sum([tf.constant(1), tf.constant(2.0)])
+    with pytest.raises(InvalidArgumentError, match=r"parts of the shapes \(1,\), \(2,\)"):
+        tf.reduce_sum([tf.constant([1]), [2, 3]])
+    with pytest.raises(UnimplementedError, match="convert_to_tensor: int32 cannot become string"):
+        tf.convert_to_tensor([tf.constant(1)], tf.string)
+    with pytest.raises(InvalidArgumentError, match="tf.add_n: the tensors have the dtypes int32, "):
+        tf.add_n([[1], [1.5]])
+
+
+def test_floats_of_numpy_beside_integers_keep_their_fractions():
+    assert tf.multiply(2, np.array([1.5])).numpy().tolist() == [3.0]
+    assert tf.concat([[1], np.array([1.5])], 0).numpy().tolist() == [1.0, 1.5]
+    with pytest.raises(TypeError, match="cannot become int32; use tf.cast"):
+        tf.concat([tf.constant([1]), np.array([1.5])], 0)
+
+
+def test_a_generator_yields_lists_in_the_dtype_of_the_signature():
+    spec = tf.TensorSpec([2], tf.float64)
+    made = tf.data.Dataset.from_generator(lambda: [[tf.constant(1.0), 0.1]], output_signature=spec)
+    assert next(iter(made)).numpy().tolist() == [1.0, 0.1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import contextlib
 import time
 from typing import Any
 
@@ -15,18 +16,27 @@ from penstock.element.ragged import Ragged
 from penstock.element.spec import TensorShape
 from penstock.errors import InvalidArgumentError, InvalidTypeError, UnimplementedError
 from penstock.shim import arrays as plain
-from penstock.shim.literals import cast_array
+from penstock.shim.literals import cast_array, is_literal
 from penstock.tf.operations import axes, dims, elementwise, integer, numbers, operation
 from penstock.tf.ragged_values import RaggedTensor, SparseTensor
-from penstock.tf.values import Array, Tensor, as_tensor, quotient_dtype, to_array
+from penstock.tf.values import (
+    Array,
+    Tensor,
+    as_tensor,
+    has_any,
+    list_leaves,
+    operand_dtype,
+    quotient_dtype,
+    to_array,
+)
 from penstock.tf.variable_updates import add_up
 
 
 @operation
 def constant(value: Any, dtype: Any = None, shape: Any = None, name: str | None = None) -> Any:
     """A tensor of a value."""
-    given = to_array(value) if isinstance(value, Tensor | list | tuple) else value
-    if dtype is not None and isinstance(value, list | tuple):
+    given = to_array(value) if isinstance(value, Tensor) else value
+    if is_literal(value):
         given = to_array(value, dtype, "constant")
     return plain.constant(given, dtype, None if shape is None else dims("constant", shape))
 
@@ -286,15 +296,8 @@ def _alike(call: str, values: Any) -> list[Array]:
     """Tensors of one dtype; Python's numbers get the dtype of the others."""
     if isinstance(values, Tensor | np.ndarray):
         return [to_array(one) for one in values] if np.ndim(values) else [to_array(values)]
-    known = [to_array(one) for one in values if isinstance(one, Tensor | np.ndarray | np.generic)]
-    are_numbers = all(isinstance(one, bool | int | float) for one in values)
-    first = list(values) if are_numbers else next(iter(values))
-    dtype = known[0].dtype if known else to_array(first).dtype
-    arrays = [to_array(one) if isinstance(one, Tensor) else to_array(one, dtype) for one in values]
-    if any(array.dtype != dtype for array in arrays):
-        names = ", ".join(array.dtype.name for array in arrays)
-        raise InvalidArgumentError(f"tf.{call}: the tensors have the dtypes {names}; use tf.cast")
-    return arrays
+    dtype = operand_dtype(f"tf.{call}", values)
+    return [to_array(one, dtype, f"tf.{call}") for one in values]
 
 
 @operation
@@ -306,6 +309,9 @@ def stack(values: Any, axis: Any = 0, name: str | None = "stack") -> Any:
         return _stack_ragged(values, int(axis))
     if not len(values) and int(axis) == 0:
         return np.zeros(0, np.float32)
+    if int(axis) == 0 and has_any(list_leaves(values), (Tensor, bool, int, float)):
+        with contextlib.suppress(InvalidArgumentError, InvalidTypeError):
+            return to_array(list(values), None, "tf.stack")
     return np.stack(_alike("stack", values), int(axis))
 
 

@@ -133,6 +133,9 @@ def add_n(inputs: Any, name: str | None = None) -> Any:
     arrays = [to_array(one) for one in inputs]
     if any(array.shape != arrays[0].shape for array in arrays):
         raise InvalidArgumentError(f"tf.add_n: the shapes differ: {[one.shape for one in arrays]}")
+    if any(array.dtype != arrays[0].dtype for array in arrays):
+        names = ", ".join(array.dtype.name for array in arrays)
+        raise InvalidArgumentError(f"tf.add_n: the tensors have the dtypes {names}; use tf.cast")
     total = arrays[0].copy()
     for array in arrays[1:]:
         total = total + array

@@ -37,6 +37,7 @@ from penstock.tf.ported_functions import (
     PortedRandom,
     set_dataset_class,
     unwrap,
+    unwrap_element,
     wrap,
 )
 from penstock.tf.values import Tensor, as_tensor
@@ -287,7 +288,7 @@ def _port_argument(name: str, given: Any) -> Any:
         return {
             key: one if isinstance(one, Variable) else unwrap(one) for key, one in given.items()
         }
-    return unwrap(given)
+    return unwrap_element(given) if name == "tensors" else unwrap(given)
 
 
 def _port_result(name: str, result: Any, value: bool) -> Any:

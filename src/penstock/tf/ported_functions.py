@@ -17,11 +17,19 @@ from penstock.distribute.values.variables import Variable
 from penstock.element import nest
 from penstock.element.datasets import Datasets
 from penstock.element.ragged import Ragged
+from penstock.errors import OpError
 from penstock.plan import seeds
 from penstock.plan.read_values import keep_values
 from penstock.tf.drawing import drawing_from
 from penstock.tf.ragged_values import RaggedTensor, SparseTensor
-from penstock.tf.values import Tensor, as_tensor, plain_leaf
+from penstock.tf.values import (
+    Tensor,
+    as_tensor,
+    has_any,
+    list_leaves,
+    plain_leaf,
+    to_array,
+)
 
 _VIEW = np.ndarray.view
 _ARRAY, _ASARRAY = np.array, np.asarray
@@ -92,6 +100,30 @@ def unwrap(value: Any) -> Any:
     return value if tree == nest.LEAF else nest.unflatten(tree, [unwrap(leaf) for leaf in leaves])
 
 
+def unwrap_element(value: Any) -> Any:
+    """An element that the user made, as the engine takes it: a list with tensors is one array."""
+    kind = type(value)
+    if kind is Tensor:
+        return plain_leaf(value)
+    if kind is tuple:
+        return tuple([unwrap_element(part) for part in value])
+    if kind is dict:
+        return {key: unwrap_element(part) for key, part in value.items()}
+    return _unwrap_list(value) if kind is list else unwrap(value)
+
+
+def _unwrap_list(value: list[Any]) -> Any:
+    """A list with tensors or numbers of NumPy as TensorFlow packs it; others as they are."""
+    leaves = list(list_leaves(value))
+    has_tensors = has_any(leaves, (Tensor, Variable))
+    if not has_tensors and (not has_any(leaves, (np.number,)) or has_any(leaves, (np.ndarray,))):
+        return unwrap(value)
+    try:
+        return to_array(value)
+    except OpError:
+        return unwrap(value)  # The engine refuses it, and names the function that returned it.
+
+
 _PLAIN = {np.ndarray, Ragged, bytes, str, int, float, bool, type(None)}
 
 
@@ -109,7 +141,9 @@ class Ported:
     _prepare = staticmethod(keep_values)
 
     def __call__(self, *args: Any) -> Any:
-        return unwrap(self.__wrapped__(*[wrap(value) for value in args]))
+        made = self.__wrapped__(*[wrap(value) for value in args])
+        # A list that a function returns has the parts of an element; the lists in it are arrays.
+        return [*map(unwrap_element, made)] if type(made) is list else unwrap_element(made)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Ported) and other.__wrapped__ == self.__wrapped__

@@ -23,9 +23,10 @@ from penstock.distribute.values.variables import NONE, Variable, VariableCopy, i
 from penstock.element.dtypes import as_dtype
 from penstock.element.spec import TensorShape
 from penstock.errors import UnimplementedError
+from penstock.shim.literals import is_literal
 from penstock.tf.ported_functions import wrap
 from penstock.tf.selection import gather, gather_nd
-from penstock.tf.values import Reference, Tensor, as_tensor
+from penstock.tf.values import Reference, Tensor, as_tensor, to_array
 from penstock.tf.variable_updates import (
     Change,
     VariableSlice,
@@ -55,6 +56,12 @@ class PortedVariable(Variable):
     """
 
     __hash__ = object.__hash__
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        dtype = kwargs.get("dtype")
+        if args and is_literal(args[0]) and (dtype or isinstance(args[0], list | tuple)):
+            args = (to_array(args[0], dtype, "Variable"), *args[1:])
+        super().__init__(*args, **kwargs)
 
     @classmethod
     def _form_of(cls, kind: Any) -> type[Variable]:

@@ -6,15 +6,22 @@ plain NumPy again before the engine sees it. A tensor never changes: `x += 1` ma
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from penstock.distribute.values import texts
+from penstock.distribute.values.variables import Variable
 from penstock.element.dtypes import DType, as_dtype, of_numpy
 from penstock.element.spec import TensorShape
-from penstock.errors import InvalidArgumentError, InvalidTypeError, UnfitTypeError
-from penstock.shim.literals import cast_array, convert_value, describe, leaf_of
+from penstock.errors import (
+    InvalidArgumentError,
+    InvalidTypeError,
+    UnfitTypeError,
+    UnimplementedError,
+)
+from penstock.shim.literals import cast_array, convert_value, describe, is_literal, leaf_of
 
 Array: TypeAlias = Any
 """A plain array. Its dtype and the dtypes of results are known at run time only."""
@@ -203,13 +210,13 @@ def to_array(value: Any, dtype: Any = None, call: str = "convert_to_tensor") -> 
         return value if dtype is None else _cast_known(call, value, as_dtype(dtype))
     if dtype is not None and isinstance(value, np.number):
         return _cast_known(call, np.asarray(value), as_dtype(dtype))
-    if isinstance(value, list | tuple):
-        value = _plain_list(value)
     if isinstance(value, TensorShape):
         value = value.as_list()
+    if isinstance(value, list | tuple):
+        return _list_to_array(value, None if dtype is None else as_dtype(dtype), call)
     if dtype is None:
         return _as_array(leaf_of(call, value))
-    return _as_array(convert_value(call, value, as_dtype(dtype)))
+    return _convert_literal(call, value, as_dtype(dtype))
 
 
 def _cast_known(call: str, array: Array, dtype: DType) -> Array:
@@ -220,11 +227,110 @@ def _cast_known(call: str, array: Array, dtype: DType) -> Array:
     return cast_array(array, dtype)
 
 
-def _plain_list(value: Any) -> Any:
-    """A (nested) list with tensors in it as a list of plain values."""
-    if isinstance(value, list | tuple):
-        return [_plain_list(part) for part in value]
-    return value.numpy() if isinstance(value, Tensor) else value
+_FROM_BOOL = {"int32", "int64", "float32", "float64"}
+
+
+def _convert_literal(call: str, value: Any, dtype: DType) -> Array:
+    """A value of Python in a dtype: integers of up to 64 bits wrap, as in TensorFlow."""
+    try:
+        return _as_array(convert_value(call, value, dtype))
+    except (InvalidArgumentError, InvalidTypeError):
+        wide = _try_array(value) if is_literal(value) else None
+        if type(value) is int and dtype.is_floating:
+            return cast_array(np.array(float(value)), dtype)
+        if wide is None:
+            raise
+        wraps = wide.dtype.kind == "i" and dtype.is_integer
+        if not wraps and not (wide.dtype.kind == "b" and dtype.name in _FROM_BOOL):
+            raise
+        return cast_array(wide, dtype)
+
+
+def _try_array(value: Any) -> Array | None:
+    """What NumPy makes of a value; None if it makes nothing of it."""
+    try:
+        return np.array(value)
+    except (ValueError, TypeError, OverflowError):
+        return None
+
+
+def _list_to_array(value: Any, dtype: DType | None, call: str) -> Array:
+    """A (nested) list as one array.
+
+    Tensors and variables in it decide the dtype. Without them, the first number does: integers
+    are int32 if all of them fit, and floats are float32, except that float64 and float16 of NumPy
+    keep their dtype at the beginning of a list.
+    """
+    leaves = list(list_leaves(value))
+    if has_any(leaves, _TENSORS):
+        known = [_dtype_of(leaf) for leaf in leaves if isinstance(leaf, _TENSORS)]
+        if any(one != known[0] for one in known):
+            names = ", ".join(of_numpy(one).name for one in known)
+            raise InvalidArgumentError(f"{call}: a list has tensors of {names}; use tf.cast")
+        return _pack(value, of_numpy(known[0]) if dtype is None else dtype, call)
+    if dtype is not None:
+        return _convert_literal(call, value, dtype)
+    made = _pack_numbers(value, leaves) if has_any(leaves, (np.generic, np.ndarray)) else None
+    return _as_array(leaf_of(call, value)) if made is None else made
+
+
+_TENSORS = (Tensor, Variable)
+
+
+def list_leaves(value: Any) -> Iterator[Any]:
+    """What is in a list and in the lists in it."""
+    for part in value:
+        if isinstance(part, list | tuple):
+            yield from list_leaves(part)
+        else:
+            yield part
+
+
+def has_any(values: Iterable[Any], kinds: tuple[type, ...]) -> bool:
+    """Whether a value is of one of these kinds."""
+    return any(issubclass(kind, kinds) for kind in set(map(type, values)))
+
+
+def _dtype_of(value: Any) -> np.dtype[Any]:
+    return _DTYPE(value) if isinstance(value, Tensor) else to_array(value).dtype
+
+
+def _pack(value: Any, dtype: DType, call: str) -> Array:
+    """A list that has tensors in it, in one dtype."""
+    if isinstance(value, _TENSORS):
+        array = to_array(value)
+        return array if array.dtype == dtype.dtype else _cast_tensor(call, array, dtype)
+    if not isinstance(value, list | tuple) or not has_any(list_leaves(value), _TENSORS):
+        return to_array(value, dtype, call)
+    parts = [_pack(part, dtype, call) for part in value]
+    if any(part.shape != parts[0].shape for part in parts):
+        shapes = ", ".join(str(part.shape) for part in parts)
+        raise InvalidArgumentError(f"{call}: a list has parts of the shapes {shapes}")
+    return np.stack(parts)
+
+
+def _cast_tensor(call: str, array: Array, dtype: DType) -> Array:
+    if array.dtype.kind == "O" or dtype.name == "string":
+        raise UnimplementedError(f"{call}: {of_numpy(array.dtype).name} cannot become {dtype.name}")
+    return cast_array(array, dtype)
+
+
+def _pack_numbers(value: Any, leaves: list[Any]) -> Array | None:
+    """A list with numbers of NumPy in it; None if it has other values, too."""
+    kinds = {np.asarray(leaf).dtype.kind for leaf in leaves}
+    array = _try_array(value) if kinds <= set("biuf") and kinds & set("iuf") else None
+    if array is None or array.dtype.kind not in "iuf" or (array.dtype.kind != "f" and "b" in kinds):
+        return None
+    first = leaves[0].dtype if isinstance(leaves[0], np.generic | np.ndarray) else None
+    if array.size == 0:
+        return array.astype(np.float32)
+    if array.dtype.kind == "f":
+        return array.astype(first if first in (np.float16, np.float64) else np.float32)
+    least, greatest = int(array.min()), int(array.max())
+    if greatest > _LIMITS["int64"][1]:
+        return None
+    low, high = _LIMITS["int32"]
+    return array.astype(np.int32 if low <= least and greatest <= high else np.int64)
 
 
 def _as_array(leaf: Any) -> Array:
@@ -233,6 +339,10 @@ def _as_array(leaf: Any) -> Array:
     return np.array(leaf, object) if isinstance(leaf, bytes) else np.asarray(leaf)
 
 
+_LIMITS = {
+    name: (int(np.iinfo(name).min), int(np.iinfo(name).max))
+    for name in ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
+}
 _DIVIDED = {"int8", "uint8", "int16", "uint16"}
 
 
@@ -257,34 +367,53 @@ def match_operands(call: str, values: tuple[Any, ...]) -> list[Any]:
 
     Tensors of different dtypes are an error, as in TensorFlow; NumPy would convert them.
     """
-    dtypes = [_DTYPE(value) for value in values if isinstance(value, Tensor)]
-    if not dtypes:
-        dtypes = [value.dtype for value in values if isinstance(value, np.ndarray | np.generic)][:1]
-    if len(dtypes) > 1 and len(set(dtypes)) > 1 and call not in _FREE:
-        names = " and ".join(of_numpy(dtype).name for dtype in dtypes)
-        raise UnfitTypeError(f"{call}: the operands have the dtypes {names}; use tf.cast")
-    if not dtypes:
-        return _match_literals(call, values)
-    dtype = of_numpy(dtypes[0])
-    arrays = [_operand(call, value, dtype) for value in values]
+    dtypes = _dtypes_of_tensors(call, values)
+    dtype = of_numpy(dtypes[0] if dtypes else _dtype_of_first(call, values))
+    convert = _operand if dtypes else _literal_operand
+    arrays = [convert(call, value, dtype) for value in values]
     if call in ("divide", "true_divide") and dtype.name in _DIVIDED:
         return [np.asarray(array, np.float32) for array in arrays]
     return arrays
+
+
+def operand_dtype(call: str, values: Sequence[Any]) -> DType:
+    """The dtype that operands get: that of the tensors, which must be one; else of the first."""
+    dtypes = _dtypes_of_tensors(call, values)
+    return of_numpy(dtypes[0] if dtypes else _dtype_of_first(call, values))
+
+
+def _dtypes_of_tensors(call: str, values: Sequence[Any]) -> list[np.dtype[Any]]:
+    dtypes = [_dtype_of(value) for value in values if isinstance(value, _TENSORS)]
+    if len(dtypes) > 1 and len(set(dtypes)) > 1 and call not in _FREE:
+        names = " and ".join(of_numpy(dtype).name for dtype in dtypes)
+        raise UnfitTypeError(f"{call}: the operands have the dtypes {names}; use tf.cast")
+    return dtypes
 
 
 def _operand(call: str, value: Any, dtype: DType) -> Any:
     kind = type(value)
     if kind is Tensor:
         return _VIEW(value, np.ndarray)
-    if (kind is int and dtype.dtype.kind in "iuf") or (kind is float and dtype.dtype.kind == "f"):
+    if (kind is int or kind is float) and dtype.dtype.kind == "f":
         return value  # NumPy converts Python's numbers to the dtype of the array.
+    if kind is int and dtype.is_integer:
+        low, high = _LIMITS[dtype.name]
+        if low <= value <= high:
+            return value
+    return _literal_operand(call, value, dtype)
+
+
+def _literal_operand(call: str, value: Any, dtype: DType) -> Array:
     try:
         return to_array(value, dtype, call)
     except InvalidTypeError as error:
         raise UnfitTypeError(error.message) from None
 
 
-def _match_literals(call: str, values: tuple[Any, ...]) -> list[Array]:
-    """Python's values: the first one decides the dtype."""
-    first = to_array(values[0], None, call)
-    return [first, *(to_array(value, first.dtype, call) for value in values[1:])]
+def _dtype_of_first(call: str, values: Sequence[Any]) -> np.dtype[Any]:
+    """The dtype of the first value, in which no array of floats may lose its fractions."""
+    first = to_array(values[0], None, call).dtype
+    if first.kind in "biu":
+        others = (one.dtype for one in values[1:] if isinstance(one, np.ndarray | np.generic))
+        return next((one for one in others if one.kind in "fc"), first)
+    return first
