@@ -78,11 +78,19 @@ TFRecordWriter = PortedRecordWriter
 def _example_result(found: dict[str, Any], features: Any) -> dict[str, Any]:
     """Tensors; of features with a varying number of values, sparse ones."""
     return {
-        name: SparseTensor.of_rows(value)
+        name: SparseTensor.of_rows(found[name])
         if isinstance(features[name], VarLenFeature)
-        else wrap(value)
-        for name, value in found.items()
+        else wrap(found[name])
+        for name in _order_names(found, features)
     }
+
+
+def _order_names(found: dict[str, Any], features: Any) -> list[str]:
+    """The names of features in TensorFlow's order: sparse ones, dense ones, ragged ones."""
+    return sorted(found, key=lambda name: (_PLACES.get(type(features[name]), 1), name))
+
+
+_PLACES: dict[type, int] = {VarLenFeature: 0, RaggedFeature: 2}
 
 
 def parse_example(
@@ -111,8 +119,8 @@ def parse_sequence_example(
     context, sequences, lengths = found
     return (
         _example_result(context, context_features or {}),
-        {key: wrap(value) for key, value in sequences.items()},
-        {key: wrap(value) for key, value in lengths.items()},
+        _sequence_result(sequences, sequence_features),
+        _sequence_result(lengths, sequence_features),
     )
 
 
@@ -129,8 +137,12 @@ def parse_single_sequence_example(
     )
     return (
         _example_result(context, context_features or {}),
-        {key: wrap(value) for key, value in sequences.items()},
+        _sequence_result(sequences, sequence_features),
     )
+
+
+def _sequence_result(found: dict[str, Any], features: Any) -> dict[str, Any]:
+    return {name: wrap(found[name]) for name in _order_names(found, features)}
 
 
 def read_file(filename: Any, name: str | None = None) -> Tensor:
