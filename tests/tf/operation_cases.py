@@ -1127,6 +1127,50 @@ tf.one_hot([0], 2, on_value=300, dtype=tf.uint8)
 tf.Variable(300, dtype=tf.uint8)
 tf.constant(2**130, tf.float32)
 tf.constant(2**70, tf.float64)
+list(tf.io.parse_single_example(record, {"s": fixed([2], tf.string), "f": fixed([], tf.float32)}))
+list(tf.io.parse_example([record], {"i": fixed([2], tf.int64), "s": varying(tf.string)}))
+tf.constant([1, 2]) + tf.constant([1, 2, 3])
+tf.constant([1, 2]) - [1, 2, 3]
+[1, 2, 3] * tf.constant([1, 2])
+np.array([1, 2, 3], np.int32) // tf.constant([1, 2])
+tf.constant([1.0, 2.0]) / tf.constant([1.0, 2.0, 3.0])
+tf.constant([1, 2]) % tf.constant([1, 2, 3])
+tf.constant([1, 2]) < tf.constant([1, 2, 3])
+tf.constant([True, False]) & tf.constant([True, False, True])
+tf.constant([1, 2]) ^ tf.constant([1, 2, 3])
+tf.constant([1, 2]) == tf.constant([1, 2, 3])
+tf.constant([1, 2]) != tf.constant([1, 2, 3])
+[1, 2, 3] == tf.constant([1, 2])
+np.array([1, 2, 3], np.int32) != tf.constant([1, 2])
+tf.constant(["a", "b"]) == tf.constant(["a", "b", "c"])
+tf.constant([1, 2]) == [[1, 2], [3]]
+tf.constant([[1, 2]]) == tf.constant([[1], [2]])
+tf.constant(1) == tf.constant(1.0)
+tf.constant([[1], [2]]) == tf.ragged.constant([[1], [2]])
+tf.constant(2) ** -1
+tf.constant([2, 3]) ** tf.constant([-1, 2])
+tf.pow(2, -1)
+tf.constant([1, 2]) @ tf.constant([3, 4])
+[[1, 2]] @ tf.constant([[3], [4]])
+tf.matmul([1, 2], [3, 4])
+tf.matmul([[1, 2]], [[3, 4]])
+-tf.constant("a")
+-tf.constant(True)
+~tf.constant(1.5)
+~tf.constant(5)
+abs(tf.constant("a"))
+tf.constant(True) + True
+tf.constant(True) / True
+tf.constant(True) < False
+tf.constant(True) * True
+tf.constant("a") < "b"
+tf.constant("a") - "b"
+tf.constant(1) + "a"
+None + tf.constant(1)
+tf.constant(1) + None
+tf.constant(1) < None
+bool(tf.constant([]))
+bool(tf.constant([1, 2]))
 """
 
 CASES = [line for line in VALUES.strip().splitlines() if line]

@@ -196,3 +196,21 @@ def test_a_generator_yields_lists_in_the_dtype_of_the_signature():
     spec = tf.TensorSpec([2], tf.float64)
     made = tf.data.Dataset.from_generator(lambda: [[tf.constant(1.0), 0.1]], output_signature=spec)
     assert next(iter(made)).numpy().tolist() == [1.0, 0.1]
+
+
+def test_operators_name_what_they_refuse():
+    with pytest.raises(InvalidArgumentError, match="add: operands could not be broadcast"):
+        tf.constant([1, 2]) + tf.constant([1, 2, 3])
+    with pytest.raises(InvalidArgumentError, match=r"matmul: needs matrices, .* use tf.tensordot"):
+        tf.constant([1, 2]) @ tf.constant([1, 2])
+    with pytest.raises(InvalidArgumentError, match="less: does not take values of string; use tf"):
+        tf.constant("a") < "b"  # noqa: B015
+    with pytest.raises(InvalidArgumentError, match="invert"):
+        ~tf.constant(1.5)
+
+
+def test_an_assignment_with_an_operator_multiplies_matrices():
+    product = before = tf.constant([[1, 2]])
+    product @= tf.constant([[3], [4]])
+    assert product.numpy().tolist() == [[11]]
+    assert before.numpy().tolist() == [[1, 2]]

@@ -9,7 +9,7 @@ import numpy as np
 
 from penstock.errors import InvalidArgumentError
 from penstock.tf.operations import binary, elementwise, numbers, on_both, operation, unary
-from penstock.tf.values import Array, match_operands, to_array
+from penstock.tf.values import Array, check_matrices, match_operands, to_array
 
 
 def _sigmoid(x: Array) -> Any:
@@ -165,6 +165,7 @@ def matmul(
 ) -> Any:
     """The product of matrices."""
     left, right = (np.asarray(one) for one in match_operands("matmul", (a, b)))
+    check_matrices("tf.matmul", left, right)
     left = left.swapaxes(-1, -2) if transpose_a else left
     return np.matmul(left, right.swapaxes(-1, -2) if transpose_b else right)
 

@@ -35,6 +35,12 @@ _DTYPE = np.ndarray.dtype.__get__
 
 
 _DIVISIONS = {np.floor_divide, np.remainder, np.fmod, np.divmod}
+_ORDERS = {np.less, np.less_equal, np.greater, np.greater_equal}
+_REFUSED: dict[str, set[Any]] = {
+    "b": {np.add, np.true_divide, np.floor_divide, np.remainder, np.power, *_ORDERS},
+    "O": _ORDERS,
+}
+"""What TensorFlow does not compute of bools and of strings, but NumPy does."""
 
 
 class Tensor(np.ndarray[Any, Any]):
@@ -103,6 +109,9 @@ class Tensor(np.ndarray[Any, Any]):
     def __contains__(self, value: object) -> bool:
         return bool(np.any(self.__eq__(value)))
 
+    def __bool__(self) -> bool:
+        return self.size > 0 and np.ndarray.__bool__(self)
+
     def __str__(self) -> str:
         return texts.short(self.numpy())
 
@@ -124,18 +133,67 @@ class Tensor(np.ndarray[Any, Any]):
         operands = match_operands(ufunc.__name__, inputs)
         if ufunc in _DIVISIONS and self.dtype.is_integer and not np.all(operands[1]):
             raise InvalidArgumentError(f"{ufunc.__name__}: Integer division by zero")
-        with np.errstate(all="ignore"):
-            result = getattr(ufunc, method)(*operands, **to_plain(kwargs))
+        if ufunc in _REFUSED.get(_DTYPE(self).kind, ()):
+            raise UnfitTypeError(
+                f"{ufunc.__name__}: does not take values of {self.dtype.name}; use tf.cast"
+            )
+        if ufunc is np.matmul:
+            check_matrices("matmul", *operands)
+        try:
+            with np.errstate(all="ignore"):
+                result = getattr(ufunc, method)(*operands, **to_plain(kwargs))
+        except (ValueError, OverflowError) as error:
+            raise InvalidArgumentError(f"{ufunc.__name__}: {error}") from None
+        except TypeError as error:
+            raise UnfitTypeError(f"{ufunc.__name__}: {error}") from None
         return tuple(map(as_tensor, result)) if type(result) is tuple else as_tensor(result)
 
     def __eq__(self, other: object) -> Any:
-        return False if other is None else _equal(self, other)
+        """Whether values are equal; False if the shapes cannot be compared, as in TensorFlow."""
+        return False if other is None else _compare(_equal, self, other, False)
 
     def __ne__(self, other: object) -> Any:
-        return True if other is None else _differ(self, other)
+        return True if other is None else _compare(_differ, self, other, True)
 
 
-for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor"):
+def _compare(ufunc: Any, left: Tensor, right: Any, unfit: bool) -> Any:
+    if getattr(right, "__array_ufunc__", left) is None:
+        return NotImplemented  # Ragged tensors compare themselves.
+    try:
+        return ufunc(left, right)
+    except InvalidArgumentError:
+        if _are_broadcast(_SHAPE(left), to_array(right).shape):
+            raise
+        return as_tensor(np.bool_(unfit))
+
+
+def _are_broadcast(left: tuple[int, ...], right: tuple[int, ...]) -> bool:
+    pairs = zip(reversed(left), reversed(right), strict=False)
+    return all(a == b or a == 1 or b == 1 for a, b in pairs)
+
+
+def check_matrices(call: str, left: Array, right: Array) -> None:
+    """Products need two dimensions at least."""
+    if np.ndim(left) < 2 or np.ndim(right) < 2:
+        raise InvalidArgumentError(
+            f"{call}: needs matrices, got the shapes {np.shape(left)} and {np.shape(right)}; "
+            "use tf.tensordot"
+        )
+
+
+for _name in (
+    "add",
+    "sub",
+    "mul",
+    "truediv",
+    "floordiv",
+    "mod",
+    "pow",
+    "and",
+    "or",
+    "xor",
+    "matmul",
+):
     # A tensor never changes, so an assignment with an operator makes a new one.
     setattr(Tensor, f"__i{_name}__", getattr(np.ndarray, f"__{_name}__"))
 
