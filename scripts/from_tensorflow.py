@@ -24,9 +24,10 @@ same, which differ, and what to write instead of the others. `scripts/from_tenso
 it, and a test checks every name. [coming-from-tf-data.md](coming-from-tf-data.md) is the way to
 begin, [deviations.md](deviations.md) has the differences in detail.
 
-Values are tensors: NumPy arrays that also answer `.numpy()`. Functions run as they are written;
-nothing is traced. Tensors of different dtypes are not added, as in TensorFlow. Strategies hand out
-tensors where they were given tensors. What is read from variables is a tensor, too.
+Values are tensors: NumPy arrays that also answer `.numpy()`, which copies; `np.asarray(x)` does
+not. Functions run as they are written; nothing is traced. Tensors of different dtypes are not
+added, as in TensorFlow. Strategies hand out tensors where they were given tensors. What is read
+from variables is a tensor, too.
 """
 
 _NUMBERS = "other random numbers; in `map` they depend on the element, so that resumes are exact"

@@ -214,3 +214,32 @@ def test_an_assignment_with_an_operator_multiplies_matrices():
     product @= tf.constant([[3], [4]])
     assert product.numpy().tolist() == [[11]]
     assert before.numpy().tolist() == [[1, 2]]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: tf.constant([1, 2]),
+        lambda: tf.convert_to_tensor(np.array([1, 2])),
+        lambda: tf.Variable([1, 2]),
+        lambda: next(iter(tf.data.Dataset.from_tensors([1, 2]))),
+        lambda: next(iter(tf.data.Dataset.from_tensor_slices([[1, 2]]))),
+        lambda: next(iter(tf.data.Dataset.from_tensor_slices(np.arange(1, 5)).batch(2))),
+        lambda: next(iter(tf.data.Dataset.from_tensors([0, 1]).map(lambda x: x + 1).cache())),
+    ],
+)
+def test_what_numpy_gives_can_be_written(make):
+    tensor = make()
+    tensor.numpy()[:] = 0
+    assert tensor.numpy().tolist() == [1, 2]
+
+
+def test_rows_of_a_ragged_tensor_can_be_written():
+    rows = tf.ragged.constant([[1, 2], [3]])
+    rows.numpy()[0][:] = 0
+    assert rows.to_list() == [[1, 2], [3]]
+
+
+def test_numpy_functions_take_a_tensor_without_a_copy(x):
+    assert np.shares_memory(np.asarray(x), x)
+    assert not np.shares_memory(x.numpy(), x)

@@ -10,7 +10,7 @@ import numpy as np
 
 from penstock.errors import InvalidArgumentError, InvalidTypeError, OpError
 from penstock.tf.ragged_values import RaggedTensor
-from penstock.tf.values import Array, Tensor, as_tensor, match_operands, to_array
+from penstock.tf.values import Array, Tensor, as_tensor, match_operands, plain_leaf, to_array
 
 P = ParamSpec("P")
 
@@ -135,7 +135,7 @@ def texts(call: str, value: Any) -> Array:
 
 def integer(call: str, name: str, value: Any) -> int:
     """One integer, also of a tensor."""
-    array = value.numpy() if isinstance(value, Tensor) else value
+    array = plain_leaf(value) if isinstance(value, Tensor) else value
     if np.ndim(array) or np.asarray(array).dtype.kind not in "iub":
         raise InvalidTypeError(f"tf.{call}: {name} must be one integer, got {value!r}")
     return int(array)

@@ -93,7 +93,7 @@ def unwrap(value: Any) -> Any:
     if kind in _PLAIN or isinstance(value, Dataset | np.generic):
         return value
     if isinstance(value, Variable):
-        return unwrap(value.numpy())
+        return unwrap(Variable.numpy(value))
     if isinstance(value, Tensor):
         return plain_leaf(value)
     leaves, tree = nest.flatten(value)

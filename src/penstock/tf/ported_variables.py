@@ -71,9 +71,12 @@ class PortedVariable(Variable):
         return wrap(super()._current_value())
 
     def numpy(self) -> Any:
-        """The value as a NumPy array or scalar, or bytes."""
+        """A copy of the value as a NumPy array or scalar, or bytes."""
         value = super().numpy()
         return value.numpy() if isinstance(value, Tensor) else value
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+        return np.array(super().numpy(), dtype)
 
     def _assign(self, how: str, value: Any, read_value: bool) -> Any:
         """Returns the variable, as TensorFlow does; for one replica, the value that it has now."""
@@ -109,7 +112,7 @@ class PortedVariable(Variable):
                 "whole tensor that you made with that framework"
             )
         if not isinstance(self, DistributedVariable):
-            return self._assign("assign", change(np.asarray(self.numpy())), True)
+            return self._assign("assign", change(np.asarray(super().numpy())), True)
         index = self._replica_here()
         if index is not None:
             return self._values[index]._update(change, call)

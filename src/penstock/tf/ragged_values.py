@@ -19,7 +19,7 @@ from penstock.element.ragged import Ragged
 from penstock.element.spec import TensorShape
 from penstock.errors import InvalidArgumentError, InvalidTypeError, UnimplementedError
 from penstock.tf.missing_operations import missing_from_tf
-from penstock.tf.values import Array, Tensor, as_tensor, to_array
+from penstock.tf.values import Array, Tensor, as_tensor, plain_leaf, to_array
 
 
 class RaggedTensor:
@@ -114,7 +114,9 @@ class RaggedTensor:
         lengths = set(self.ragged.row_lengths.tolist())
         if len(lengths) == 1 and not isinstance(self.ragged.values, Ragged):
             return np.stack(list(self.ragged))
-        return self.ragged.numpy() if rows else np.zeros((0, 0), self.ragged.dtype)
+        if rows:
+            return self.with_flat_values(self.flat_values.numpy()).ragged.numpy()
+        return np.zeros((0, 0), self.ragged.dtype)
 
     def to_list(self) -> list[Any]:
         return self.ragged.to_list()
@@ -159,7 +161,7 @@ class RaggedTensor:
         return (self.row_splits, *more)
 
     def nested_row_lengths(self, name: str | None = None) -> tuple[Tensor, ...]:
-        return tuple(as_tensor(np.diff(one.numpy())) for one in self.nested_row_splits)
+        return tuple(as_tensor(np.diff(plain_leaf(one))) for one in self.nested_row_splits)
 
     def row_starts(self, name: str | None = None) -> Tensor:
         return self.row_splits[:-1]
@@ -168,7 +170,7 @@ class RaggedTensor:
         return self.row_splits[1:]
 
     def with_values(self, new_values: Any) -> RaggedTensor:
-        return RaggedTensor(Ragged(_values(new_values), self.row_splits.numpy()))
+        return RaggedTensor(Ragged(_values(new_values), plain_leaf(self.row_splits)))
 
     def get_shape(self) -> TensorShape:
         return self.shape
@@ -248,7 +250,7 @@ class RaggedTensor:
                 f"tf.{call}: {shape} does not fit the rows of {self!r:.60}; pass a column"
             )
         column = as_tensor(to_array(other, self.dtype if isinstance(other, list) else None))
-        return as_tensor(np.repeat(column.numpy()[:, 0], self.ragged.row_lengths))
+        return as_tensor(np.repeat(plain_leaf(column)[:, 0], self.ragged.row_lengths))
 
     def _apply(self, call: Callable[[Any, Any], Any], other: Any, is_reflected: bool) -> Any:
         flat, more = self.flat_values, self.operand_like(other, call.__name__.strip("_"))
@@ -274,7 +276,7 @@ class RaggedTensor:
 
 
 def _splits(value: RaggedTensor) -> list[Array]:
-    return [one.numpy() for one in value.nested_row_splits]
+    return [plain_leaf(one) for one in value.nested_row_splits]
 
 
 def _make_operator(name: str, is_reflected: bool) -> Callable[[RaggedTensor, Any], Any]:
@@ -369,7 +371,7 @@ class SparseTensor:
     @functools.cached_property
     def rows(self) -> Any:
         """The rows as a `Ragged`, or as an array if there is one dimension."""
-        indices, values = self.indices.numpy(), self.values.numpy()
+        indices, values = plain_leaf(self.indices), plain_leaf(self.values)
         if indices.shape[1] == 1:
             return values
         lengths = np.bincount(indices[:, 0], minlength=int(self.dense_shape[0]))
@@ -388,13 +390,13 @@ class SparseTensor:
 
     @property
     def shape(self) -> TensorShape:
-        return TensorShape(self.dense_shape.numpy().tolist())
+        return TensorShape(plain_leaf(self.dense_shape).tolist())
 
     def get_shape(self) -> TensorShape:
         return self.shape
 
     def __repr__(self) -> str:
-        return f"<tf.SparseTensor of shape {self.shape}, values={self.values.numpy()}>"
+        return f"<tf.SparseTensor of shape {self.shape}, values={plain_leaf(self.values)}>"
 
 
 def _rows_of(value: Any) -> Ragged:

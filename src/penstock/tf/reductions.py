@@ -11,7 +11,7 @@ from penstock.errors import InvalidArgumentError, InvalidTypeError
 from penstock.shim import arrays as plain
 from penstock.tf.operations import axes, numbers, operation
 from penstock.tf.ragged_values import RaggedTensor
-from penstock.tf.values import Array, as_tensor, divide_arrays, to_array
+from penstock.tf.values import Array, as_tensor, divide_arrays, plain_leaf, to_array
 
 Compute = Callable[[Array, Any, bool], Any]
 
@@ -59,8 +59,8 @@ def _reduce_ragged(call: Callable[..., Any], rows: RaggedTensor, axis: Any, keep
     if place == 0:
         if keep:
             raise InvalidArgumentError("tf: ragged rows are reduced along axis 0 without keepdims")
-        return as_tensor(np.stack([call(column, 0).numpy() for column in _columns(rows)]))
-    return as_tensor(np.stack([call(row, 0, keep).numpy() for row in rows]))
+        return as_tensor(np.stack([plain_leaf(call(column, 0)) for column in _columns(rows)]))
+    return as_tensor(np.stack([plain_leaf(call(row, 0, keep)) for row in rows]))
 
 
 @operation

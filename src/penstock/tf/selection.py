@@ -11,7 +11,7 @@ from penstock.element.dtypes import as_dtype
 from penstock.errors import InvalidArgumentError
 from penstock.tf.operations import dims, integer, numbers, operation
 from penstock.tf.ragged_values import RaggedTensor
-from penstock.tf.values import Array, match_operands, to_array
+from penstock.tf.values import Array, match_operands, plain_leaf, to_array
 
 
 @operation
@@ -30,8 +30,8 @@ def where(condition: Any, x: Any = None, y: Any = None, name: str | None = None)
 
 def _where_ragged(condition: RaggedTensor, x: Any, y: Any) -> Any:
     if x is None and y is None:
-        places = condition.to_sparse().indices.numpy()
-        return places[condition.flat_values.numpy()]
+        places = plain_leaf(condition.to_sparse().indices)
+        return places[plain_leaf(condition.flat_values)]
     flat = [condition.operand_like(one, "where") for one in (x, y)]
     return condition.with_flat_values(where(condition.flat_values, *flat))
 

@@ -57,8 +57,11 @@ class Tensor(np.ndarray[Any, Any]):
     __slots__ = ()
 
     def numpy(self) -> Any:
-        """The plain array; of a single value, a NumPy scalar or bytes."""
-        return _ITEM(self, ()) if self.ndim == 0 else _VIEW(self, np.ndarray)
+        """A copy as a plain array; of a single value, a NumPy scalar or bytes.
+
+        `np.asarray(x)` is the array without a copy.
+        """
+        return _ITEM(self, ()) if self.ndim == 0 else _VIEW(self, np.ndarray).copy()
 
     @property  # type: ignore[misc]
     def shape(self) -> TensorShape:
@@ -99,7 +102,7 @@ class Tensor(np.ndarray[Any, Any]):
             raise kind(f"Tensor[...]: {error}") from None
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        raise InvalidTypeError("Tensor: does not support item assignment; use x.numpy().copy()")
+        raise InvalidTypeError("Tensor: does not support item assignment; use x.numpy()")
 
     def __iter__(self) -> Any:
         if self.ndim == 0:
@@ -113,18 +116,18 @@ class Tensor(np.ndarray[Any, Any]):
         return self.size > 0 and np.ndarray.__bool__(self)
 
     def __str__(self) -> str:
-        return texts.short(self.numpy())
+        return texts.short(plain_leaf(self))
 
     def __repr__(self) -> str:
-        return texts.full(self.numpy())
+        return texts.full(plain_leaf(self))
 
     def __format__(self, spec: str) -> str:
-        return format(self.numpy(), spec) if self.ndim == 0 else format(str(self), spec)
+        return format(plain_leaf(self), spec) if self.ndim == 0 else format(str(self), spec)
 
     __hash__ = None
 
     def __reduce__(self) -> Any:
-        return as_tensor, (self.numpy(),)
+        return as_tensor, (plain_leaf(self),)
 
     def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         return func(*to_plain(args), **to_plain(kwargs))
@@ -254,7 +257,7 @@ def plain_key(key: Any) -> Any:
             *(part if part is None else int(part) for part in (key.start, key.stop, key.step))
         )
     if isinstance(key, Tensor):
-        return key.numpy()
+        return plain_leaf(key)
     return key
 
 

@@ -37,7 +37,7 @@ from penstock.engine.formats.examples.writing import (
 )
 from penstock.errors import InvalidArgumentError, InvalidTypeError
 from penstock.tf.train import message_texts
-from penstock.tf.values import Tensor
+from penstock.tf.values import Tensor, plain_leaf, to_array
 
 
 class _SerializedMessage(ABC):
@@ -147,7 +147,7 @@ class _ValueList(_SerializedMessage):
                 f"{type(self).__name__}: value must be a list, got {value!r:.40}"
             )
         if isinstance(value, Tensor):
-            value = value.numpy().ravel()
+            value = to_array(value).ravel()
         is_row = isinstance(value, np.ndarray) and value.ndim == 1
         self.value = value.tolist() if is_row else list(value)  # type: ignore[attr-defined]
         self.check()
@@ -199,7 +199,7 @@ class _ValueList(_SerializedMessage):
 
 def _plain(value: Any) -> Any:
     if isinstance(value, Tensor):
-        value = value.numpy()
+        value = plain_leaf(value)
     return value.item() if isinstance(value, np.generic) else value
 
 
