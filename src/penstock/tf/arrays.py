@@ -194,6 +194,8 @@ def one_hot(
     kind = as_dtype(dtype)
     on = to_array(1 if on_value is None else on_value, kind) if kind.name != "bool" else True
     off = to_array(0 if off_value is None else off_value, kind) if kind.name != "bool" else False
+    if int(depth) < 0:
+        raise InvalidArgumentError(f"tf.one_hot: depth must not be negative, got {int(depth)}")
     hot = places[..., None] == np.arange(int(depth))
     made = np.where(hot, on, off).astype(kind.dtype, copy=False)
     return made if axis in (None, -1) else np.moveaxis(made, -1, int(axis))
@@ -240,7 +242,7 @@ def ensure_shape(x: Any, shape: Any, name: str | None = None) -> Any:
 def transpose(a: Any, perm: Any = None, conjugate: bool = False, name: str | None = None) -> Any:
     """The dimensions in another order; by default in reverse."""
     array = to_array(a).transpose(None if perm is None else dims("transpose", perm))
-    return np.ascontiguousarray(array.conj() if conjugate else array)
+    return np.asarray(array.conj() if conjugate else array, order="C")
 
 
 @operation
@@ -344,6 +346,8 @@ def split(
     """Parts along a dimension: as many as said, or of the sizes said."""
     array, sizes = to_array(value), to_array(num_or_size_splits)
     if sizes.ndim == 0:
+        if int(sizes) < 1:
+            raise InvalidArgumentError(f"tf.split: needs at least 1 part, got {int(sizes)}")
         if array.shape[int(axis)] % int(sizes):
             raise InvalidArgumentError(
                 f"tf.split: {array.shape[int(axis)]} rows cannot be split into {int(sizes)}"
@@ -474,6 +478,8 @@ def sequence_mask(
     """Rows that are True up to a length."""
     counts = to_array(lengths)
     longest = int(counts.max(initial=0)) if maxlen is None else int(maxlen)
+    if longest < 0:
+        raise InvalidArgumentError(f"tf.sequence_mask: maxlen must not be negative, got {longest}")
     return (np.arange(longest) < counts[..., None]).astype(as_dtype(dtype).dtype)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import functools
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -39,6 +41,12 @@ def decode_csv(
     columns = [_Column(number, one, na_value) for number, one in enumerate(record_defaults)]
     quoting = csv.QUOTE_MINIMAL if use_quote_delim else csv.QUOTE_NONE
     decoded = [line.decode(*_ENCODING) for line in lines.ravel().tolist()]
+    pattern = _pattern_of_lines(field_delim, use_quote_delim)
+    for place, line in enumerate(decoded):
+        if not pattern.fullmatch(line):
+            raise InvalidArgumentError(
+                f"tf.io.decode_csv: a field in record {place} has quotes or line breaks inside"
+            )
     rows = [_fields(line, field_delim, quoting) for line in decoded]
     if select_cols is not None:
         rows = [_select(row, select_cols) for row in rows]
@@ -55,9 +63,17 @@ def decode_csv(
 
 
 def _fields(line: str, delimiter: str, quoting: Any) -> list[str]:
-    if not line:
-        return [""]
     return next(csv.reader([line], delimiter=delimiter, quoting=quoting))
+
+
+@functools.cache
+def _pattern_of_lines(delimiter: str, has_quotes: bool) -> re.Pattern[str]:
+    """Lines in which only fields in quotes have quotes, delimiters and line breaks inside."""
+    between = re.escape(delimiter)
+    field = rf"[^{between}\r\n]*"
+    if has_quotes:
+        field = rf'(?:"(?:[^"]|"")*"|[^"{between}\r\n]*)'
+    return re.compile(rf"{field}(?:{between}{field})*")
 
 
 def _select(row: list[str], columns: Sequence[int]) -> list[str]:

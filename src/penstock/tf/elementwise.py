@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from penstock.errors import InvalidArgumentError
+from penstock.errors import InternalError, InvalidArgumentError, InvalidTypeError
 from penstock.tf.operations import binary, elementwise, numbers, on_both, operation, unary
-from penstock.tf.values import Array, check_matrices, match_operands, to_array
+from penstock.tf.values import Array, check_matrices, divide_arrays, match_operands, to_array
 
 
 def _sigmoid(x: Array) -> Any:
@@ -80,8 +80,51 @@ def _floormod(x: Any, y: Any) -> Any:
     return np.mod(x, y)
 
 
+def _truncatediv(x: Any, y: Any) -> Any:
+    left, right = _both(x, y)
+    if left.dtype.kind == "f":
+        return np.trunc(left / right)
+    _check_divisor("truncatediv", right)
+    return (left - np.fmod(left, right)) // right
+
+
+def _truncatemod(x: Any, y: Any) -> Any:
+    left, right = _both(x, y)
+    if left.dtype.kind != "f":
+        _check_divisor("truncatemod", right)
+    return np.fmod(left, right)
+
+
+def _check_divisor(call: str, divisor: Array) -> None:
+    if not divisor.all():
+        raise InternalError(f"tf.{call}: Integer division by zero")
+
+
+def _both(x: Any, y: Any) -> tuple[Array, Array]:
+    """Operands as arrays of one dtype; one of them may be a number of Python."""
+    dtype = x.dtype if isinstance(x, np.ndarray) else y.dtype
+    return np.asarray(x, dtype), np.asarray(y, dtype)
+
+
 def _divide_no_nan(x: Any, y: Any) -> Any:
-    return np.where(np.equal(y, 0), np.zeros_like(x), np.true_divide(x, y))
+    left, right = _both(x, y)
+    quotients = divide_arrays(left, right)
+    return np.where(right == 0, np.zeros_like(quotients), quotients)
+
+
+def _multiply_no_nan(x: Any, y: Any) -> Any:
+    left, right = _both(x, y)
+    return np.where(right == 0, np.zeros_like(left), left * right)
+
+
+def _xdivy(x: Any, y: Any) -> Any:
+    left, right = _both(x, y)
+    return np.where(left == 0, np.zeros_like(left), left / right)
+
+
+def _xlogy(x: Any, y: Any) -> Any:
+    left, right = _both(x, y)
+    return np.where(left == 0, np.zeros_like(left), left * np.log(right))
 
 
 _COMPARED = "biufcO"
@@ -95,16 +138,13 @@ mod = floormod
 pow = binary("pow", np.power)
 maximum = binary("maximum", np.maximum, "iuf")
 minimum = binary("minimum", np.minimum, "iuf")
-atan2 = binary("atan2", np.arctan2, "f")
 squared_difference = binary("squared_difference", lambda x, y: np.square(np.subtract(x, y)))
-divide_no_nan = binary("divide_no_nan", _divide_no_nan, "f")
-multiply_no_nan = binary(
-    "multiply_no_nan", lambda x, y: np.where(np.equal(y, 0), np.zeros_like(x), x * y), "f"
-)
-xdivy = binary("xdivy", lambda x, y: np.where(np.equal(x, 0), np.zeros_like(x), x / y), "f")
-xlogy = binary("xlogy", lambda x, y: np.where(np.equal(x, 0), np.zeros_like(x), x * np.log(y)), "f")
-truncatediv = binary("truncatediv", lambda x, y: np.trunc(x / y).astype(np.asarray(x).dtype), "iuf")
-truncatemod = binary("truncatemod", np.fmod, "iuf")
+divide_no_nan = binary("divide_no_nan", _divide_no_nan, "iuf")
+multiply_no_nan = binary("multiply_no_nan", _multiply_no_nan, "f")
+xdivy = binary("xdivy", _xdivy, "f")
+xlogy = binary("xlogy", _xlogy, "f")
+truncatediv = binary("truncatediv", _truncatediv, "iuf")
+truncatemod = binary("truncatemod", _truncatemod, "iuf")
 equal = binary("equal", np.equal, _COMPARED)
 not_equal = binary("not_equal", np.not_equal, _COMPARED)
 less = binary("less", np.less, "iuf")
@@ -125,6 +165,14 @@ def truediv(x: Any, y: Any, name: str | None = None) -> Any:
 
 
 divide = truediv
+
+
+def atan2(y: Any, x: Any, name: str | None = None) -> Any:
+    """The angle of every point, by its two coordinates."""
+    return _atan2(y, x)
+
+
+_atan2 = binary("atan2", np.arctan2, "f")
 
 
 @operation
@@ -200,8 +248,18 @@ def softmax(logits: Any, axis: Any = -1, name: str | None = None) -> Any:
 
 @operation
 def bitcast(input: Any, type: Any, name: str | None = None) -> Any:
-    """The same bytes as another dtype of the same size."""
-    return to_array(input).view(np.dtype(type))
+    """The same bytes as another dtype; a narrower one adds a dimension, a wider one takes one."""
+    array, target = np.asarray(numbers("bitcast", input), order="C"), np.dtype(type)
+    old, new = array.dtype.itemsize, target.itemsize
+    if old == new:
+        return array.view(target)
+    if old > new:
+        return array.reshape(*array.shape, 1).view(target)
+    if not array.ndim or array.shape[-1] * old != new:
+        raise InvalidArgumentError(
+            f"tf.bitcast: the last dimension of {array.shape} must have {new} bytes"
+        )
+    return array.view(target).reshape(array.shape[:-1])
 
 
 @elementwise
@@ -263,10 +321,19 @@ def zero_fraction(value: Any, name: str | None = None) -> Any:
 @operation
 def is_non_decreasing(x: Any, name: str | None = None) -> Any:
     """Whether no number is less than the one before."""
-    return bool(np.all(np.diff(to_array(x).ravel()) >= 0))
+    flat = _flat_numbers("is_non_decreasing", x)
+    return bool(np.all(flat[1:] >= flat[:-1]))
 
 
 @operation
 def is_strictly_increasing(x: Any, name: str | None = None) -> Any:
     """Whether every number is greater than the one before."""
-    return bool(np.all(np.diff(to_array(x).ravel()) > 0))
+    flat = _flat_numbers("is_strictly_increasing", x)
+    return bool(np.all(flat[1:] > flat[:-1]))
+
+
+def _flat_numbers(call: str, value: Any) -> Array:
+    array = to_array(value)
+    if array.dtype.kind not in "iuf":
+        raise InvalidTypeError(f"tf.math.{call}: needs numbers, got {array.dtype.name}")
+    return array.ravel()

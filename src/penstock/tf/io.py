@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 import zlib
 from typing import Any, NoReturn
 
@@ -298,10 +299,17 @@ def decode_base64(input: Any, name: str | None = None) -> Any:
     """Strings from base64."""
     array = texts("io.decode_base64", input)
     result = np.empty(array.shape, object)
-    result.ravel()[...] = [
-        base64.urlsafe_b64decode(text + b"=" * (-len(text) % 4)) for text in array.ravel().tolist()
-    ]
+    result.ravel()[...] = [_decode_base64(text) for text in array.ravel().tolist()]
     return result
+
+
+def _decode_base64(text: bytes) -> bytes:
+    if not _BASE64.fullmatch(text) or (text.endswith(b"=") and len(text) % 4):
+        raise InvalidArgumentError(f"tf.io.decode_base64: {text!r:.60} is not base64 of URLs")
+    return base64.urlsafe_b64decode(text + b"=" * (-len(text) % 4))
+
+
+_BASE64 = re.compile(rb"[A-Za-z0-9_-]*={0,2}")
 
 
 def __getattr__(name: str) -> NoReturn:

@@ -160,6 +160,10 @@ def reduce_join(
 
 
 def _cumulate(array: Array, axis: int, exclusive: bool, reverse: bool, ufunc: Any) -> Array:
+    if not array.ndim:
+        raise InvalidArgumentError(
+            "tf.cumsum: a single value cannot be cumulated; it needs a dimension"
+        )
     rows = np.flip(array, axis) if reverse else array
     made = ufunc.accumulate(rows, axis, dtype=array.dtype)
     if exclusive:
@@ -188,6 +192,10 @@ def cumprod(
 
 def _segments(call: str, ufunc: Any, data: Any, ids: Any, count: int | None) -> Array:
     values, rows = to_array(data), numbers(call, ids, "iu")
+    if count is None:
+        _check_sorted(call, values, rows)
+    else:
+        values, rows = _drop_negative(values, rows)
     total = int(rows.max(initial=-1)) + 1 if count is None else count
     result = np.full((total, *values.shape[rows.ndim :]), ufunc.identity or 0, values.dtype)
     if ufunc.identity is None:
@@ -195,6 +203,24 @@ def _segments(call: str, ufunc: Any, data: Any, ids: Any, count: int | None) -> 
         result[first[0]] = values[first[1]]
     ufunc.at(result, rows, values)
     return result
+
+
+def _check_sorted(call: str, values: Array, rows: Array) -> None:
+    if rows.ndim != 1 or len(rows) != len(values):
+        raise InvalidArgumentError(
+            f"tf.math.{call}: segment_ids must have one id for each row, got {rows.shape}"
+        )
+    if rows.size and (rows[0] < 0 or (rows[1:] < rows[:-1]).any()):
+        raise InvalidArgumentError(
+            f"tf.math.{call}: segment_ids must rise from 0 on; use tf.math.unsorted_{call}"
+        )
+
+
+def _drop_negative(values: Array, rows: Array) -> tuple[Array, Array]:
+    """The rows without those of negative ids, which belong to no segment."""
+    if values.shape[: rows.ndim] != rows.shape or not rows.size or rows.min() >= 0:
+        return values, rows
+    return values[rows >= 0], rows[rows >= 0]
 
 
 @operation
@@ -270,7 +296,7 @@ def unsorted_segment_prod(
 
 def _extremes(ufunc: Any, sign: int, data: Any, ids: Any, count: int) -> Array:
     """The extremes of rows with the same id; without rows, the least or greatest value."""
-    values, rows = to_array(data), to_array(ids)
+    values, rows = _drop_negative(to_array(data), to_array(ids))
     limits: Any = np.finfo(values.dtype) if values.dtype.kind == "f" else np.iinfo(values.dtype)
     first = limits.max if sign > 0 else limits.min
     result = np.full((count, *values.shape[rows.ndim :]), first, values.dtype)

@@ -144,17 +144,28 @@ def _unique(array: Array) -> tuple[Array, Array, Array]:
 def argmax(
     input: Any, axis: Any = None, output_type: Any = np.int64, name: str | None = None
 ) -> Any:
-    """Where the greatest value is along a dimension, by default the first."""
-    array = to_array(input)
+    """Where the greatest value is along a dimension, by default the first; nan is never it."""
+    array = _numbers_in_rows("argmax", input)
+    if array.dtype.kind == "f":
+        array = np.where(np.isnan(array), -np.inf, array)
     return np.argmax(array, 0 if axis is None else int(axis)).astype(as_dtype(output_type).dtype)
+
+
+def _numbers_in_rows(call: str, value: Any) -> Array:
+    array = numbers(call, value, "biufc")
+    if not array.ndim:
+        raise InvalidArgumentError(f"tf.{call}: needs at least one dimension, got a single value")
+    return array
 
 
 @operation
 def argmin(
     input: Any, axis: Any = None, output_type: Any = np.int64, name: str | None = None
 ) -> Any:
-    """Where the least value is along a dimension, by default the first."""
-    array = to_array(input)
+    """Where the least value is along a dimension, by default the first; nan is never it."""
+    array = _numbers_in_rows("argmin", input)
+    if array.dtype.kind == "f":
+        array = np.where(np.isnan(array), np.inf, array)
     return np.argmin(array, 0 if axis is None else int(axis)).astype(as_dtype(output_type).dtype)
 
 
@@ -209,17 +220,22 @@ def searchsorted(
 @operation
 def top_k(input: Any, k: Any = 1, sorted: bool = True, name: str | None = None) -> Any:
     """The `k` greatest values of each row, and their indices."""
-    array = to_array(input)
-    order = np.argsort(-array.astype(np.float64), -1, kind="stable")[..., : int(k)]
+    array = numbers("math.top_k", input, "iuf")
+    if not array.ndim or not 0 <= int(k) <= array.shape[-1]:
+        raise InvalidArgumentError(f"tf.math.top_k: k is {int(k)}, but the shape is {array.shape}")
+    rising = np.flip(np.argsort(np.flip(array, -1), -1, kind="stable"), -1)
+    order = (array.shape[-1] - 1 - rising)[..., : int(k)]
     return TopK(np.take_along_axis(array, order, -1), order.astype(np.int32))
 
 
 @operation
 def scatter_nd(indices: Any, updates: Any, shape: Any, name: str | None = None) -> Any:
     """Zeros in a shape, with updates added at rows of indices."""
-    values = to_array(updates)
+    values, places = to_array(updates), numbers("scatter_nd", indices, "iu")
     result = np.zeros(dims("scatter_nd", shape), values.dtype)
-    np.add.at(result, tuple(np.moveaxis(to_array(indices), -1, 0)), values)
+    for dimension in range(places.shape[-1]):
+        _in_range("scatter_nd", places[..., dimension], result.shape[dimension])
+    np.add.at(result, tuple(np.moveaxis(places, -1, 0)), values)
     return result
 
 
@@ -267,16 +283,22 @@ def dynamic_partition(
     data: Any, partitions: Any, num_partitions: int, name: str | None = None
 ) -> Any:
     """The rows by the number of their partition."""
-    array, numbers_ = to_array(data), to_array(partitions)
-    return [array[numbers_ == number] for number in range(num_partitions)]
+    if num_partitions < 1:
+        raise InvalidArgumentError(
+            f"tf.dynamic_partition: num_partitions must be at least 1, got {num_partitions}"
+        )
+    array, places = to_array(data), _in_range("dynamic_partition", partitions, num_partitions)
+    return [array[places == number] for number in range(num_partitions)]
 
 
 @operation
 def in_top_k(targets: Any, predictions: Any, k: Any, name: str | None = None) -> Any:
     """Whether each target is among the `k` greatest predictions of its row."""
-    rows, wanted = to_array(predictions), to_array(targets)
-    own = np.take_along_axis(rows, wanted[:, None].astype(np.int64), 1)
-    return (rows > own).sum(1) < int(k)
+    rows, wanted = to_array(predictions), to_array(targets).astype(np.int64)
+    known = (wanted >= 0) & (wanted < rows.shape[1])
+    own = np.take_along_axis(rows, np.where(known, wanted, 0)[:, None], 1)
+    known &= np.isfinite(own[:, 0])
+    return known & ((rows > own).sum(1) < int(k))
 
 
 @operation
@@ -302,7 +324,9 @@ def confusion_matrix(
 @operation
 def invert_permutation(x: Any, name: str | None = None) -> Any:
     """Where each number is."""
-    array = to_array(x)
+    array = _in_range("math.invert_permutation", x, len(to_array(x)))
+    if len(np.unique(array)) != len(array):
+        raise InvalidArgumentError("tf.math.invert_permutation: a number occurs twice")
     result = np.empty_like(array)
     result[array] = np.arange(len(array), dtype=array.dtype)
     return result
@@ -319,6 +343,10 @@ def reverse_sequence(
     """The first values of each row in reverse."""
     rows = np.moveaxis(to_array(input), (int(batch_axis or 0), int(seq_axis)), (0, 1)).copy()
     for number, length in enumerate(to_array(seq_lengths).tolist()):
+        if not 0 <= length <= rows.shape[1]:
+            raise InvalidArgumentError(
+                f"tf.reverse_sequence: a length of {length}, but rows have {rows.shape[1]} values"
+            )
         rows[number, :length] = rows[number, :length][::-1].copy()
     return np.moveaxis(rows, (0, 1), (int(batch_axis or 0), int(seq_axis)))
 

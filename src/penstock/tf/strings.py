@@ -153,7 +153,11 @@ def split(input: Any, sep: Any = None, maxsplit: int = -1, name: str | None = No
 
 
 def _split_one(text: bytes, between: bytes | None, most: int) -> list[bytes]:
-    return text.split(between, most) if text or between is None else [b""]
+    if between is not None:
+        return text.split(between, most) if text else [b""]
+    parts = text.split(None, most)
+    # TensorFlow appends what is left after `most` parts, also if that is empty.
+    return [*parts, b""] if 0 < most == len(parts) else parts
 
 
 def _split_each(

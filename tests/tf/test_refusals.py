@@ -1,0 +1,42 @@
+"""Operations name the argument that is wrong."""
+
+import pytest
+
+import penstock.tf as tf
+from penstock.errors import InternalError, InvalidArgumentError
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: tf.one_hot([0], -1), "tf.one_hot: depth must not be negative, got -1"),
+        (lambda: tf.split([1, 2], 0), "tf.split: needs at least 1 part, got 0"),
+        (lambda: tf.sequence_mask([1], -1), "maxlen must not be negative, got -1"),
+        (lambda: tf.bitcast([1, 2, 3], tf.int64), r"dimension of \(3,\) must have 8 bytes"),
+        (lambda: tf.argmax(5), "tf.argmax: needs at least one dimension"),
+        (lambda: tf.math.top_k([1, 2], 5), r"k is 5, but the shape is \(2,\)"),
+        (lambda: tf.scatter_nd([[-1]], [1], [3]), r"tf.scatter_nd: index -1 is not in \[0, 3\)"),
+        (lambda: tf.dynamic_partition([1], [5], 2), r"dynamic_partition: index 5 is not in \[0, 2"),
+        (lambda: tf.dynamic_partition([1], [0], 0), "num_partitions must be at least 1, got 0"),
+        (lambda: tf.math.invert_permutation([1, 1]), "a number occurs twice"),
+        (lambda: tf.reverse_sequence([[1, 2]], [5], 1), "a length of 5, but rows have 2 values"),
+        (lambda: tf.math.segment_sum([1, 2], [1, 0]), "use tf.math.unsorted_segment_sum"),
+        (lambda: tf.math.segment_sum([1, 2], [0]), r"one id for each row, got \(1,\)"),
+        (lambda: tf.cumsum(5), "a single value cannot be cumulated"),
+        (lambda: tf.io.decode_base64("!!"), r"b'!!' is not base64 of URLs"),
+        (lambda: tf.io.decode_csv('a"b', [""]), "record 0 has quotes or line breaks inside"),
+    ],
+)
+def test_an_argument_is_refused(call, message):
+    with pytest.raises(InvalidArgumentError, match=message):
+        call()
+
+
+def test_numbers_are_needed():
+    with pytest.raises(TypeError, match="tf.math.is_non_decreasing: needs numbers, got bool"):
+        tf.math.is_non_decreasing([True])
+
+
+def test_integers_are_not_divided_by_zero():
+    with pytest.raises(InternalError, match="tf.truncatediv: Integer division by zero"):
+        tf.truncatediv(1, 0)
