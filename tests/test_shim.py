@@ -414,7 +414,11 @@ class TestPrint:
             ([np.int32(1), 2.0, "s"], "[1, 2.0, 's']"),
             ({"b": np.int32(1), "a": (b"x",)}, "{'a': (\"x\",), 'b': 1}"),
             (collections.namedtuple("P", "x")(np.ones(2)), "P(x=[1 1])"),
-            (Ragged.from_rows([[1], [2, 3]]), "[[1], [2 3]]"),
+            (Ragged.from_rows([[1], [2, 3]]), "[[1], [2, 3]]"),
+            (Ragged.from_rows([[0.1, 2], []], np.float32), "[[0.100000, 2.000000], []]"),
+            (Ragged.from_rows([[True], []], bool), "[[true], []]"),
+            (Ragged.from_rows([[b"a", b"b"], [b"c"]]), "[['a', 'b'], ['c']]"),
+            (Ragged.from_rows([range(9), [1]]), "[[0, 1, 2, ..., 6, 7, 8], [1]]"),
             (None, "None"),
         ],
     )

@@ -40,3 +40,13 @@ def test_numbers_are_needed():
 def test_integers_are_not_divided_by_zero():
     with pytest.raises(InternalError, match="tf.truncatediv: Integer division by zero"):
         tf.truncatediv(1, 0)
+
+
+def test_ragged_rows_are_refused():
+    rows = tf.ragged.constant([[1, 2], [3]])
+    with pytest.raises(InvalidArgumentError, match="tf.squeeze: dimension 1 of ragged rows is not"):
+        tf.squeeze(rows, 1)
+    with pytest.raises(InvalidArgumentError, match="tf.squeeze: axis must be given"):
+        tf.squeeze(rows)
+    with pytest.raises(InvalidArgumentError, match="multiples must have 2 values, got 1"):
+        tf.tile(rows, [2])

@@ -125,10 +125,7 @@ def test_plain_penstock_stays_plain():
 
 def test_slices_of_strings_and_scalars():
     assert tf.constant(["a", "b"])[1] == "b"
-    assert (
-        f"{tf.constant(2.5):.2f} {tf.constant([1])}"
-        == "2.50 tf.Tensor([1], shape=(1,), dtype=int32)"
-    )
+    assert f"{tf.constant(2.5):.2f} {tf.constant([1])}" == "2.50 [1]"
 
 
 def test_shapes_have_tensorflows_calls():

@@ -68,7 +68,7 @@ def _replace_arrays(value: Any, edge: int) -> Any:
     if isinstance(value, np.ndarray | np.generic | bytes):
         return Bare(array_text(value, edge))
     if isinstance(value, Ragged):
-        return [_replace_arrays(row, edge) for row in value]
+        return Bare(ragged_text(value, edge))
     if isinstance(value, dict):
         return {key: _replace_arrays(item, edge) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -88,6 +88,27 @@ def array_text(array: Any, edge: int, depth: int = 0) -> str:
         rows = [array_text(row, edge, depth + 1) for row in (*head, *tail)]
         rows.insert(edge, "...")
     return f"[{gap.join(rows)}]"
+
+
+def ragged_text(rows: Any, edge: int) -> str:
+    """Ragged rows, in TensorFlow's form for them: on one line, with commas and short floats."""
+    if not isinstance(rows, Ragged | np.ndarray):
+        return _ragged_item(rows)
+    count = len(rows)
+    hidden = 0 <= 2 * edge < count
+    places = [*range(edge), *range(count - edge, count)] if hidden else range(count)
+    texts = [ragged_text(rows[place], edge) for place in places]
+    if hidden:
+        texts.insert(edge, "...")
+    return f"[{', '.join(texts)}]"
+
+
+def _ragged_item(item: Any) -> str:
+    if isinstance(item, bytes):
+        return "'" + item.decode("utf-8", "backslashreplace") + "'"
+    if isinstance(item, np.bool_):
+        return str(item).lower()
+    return f"{item:f}" if isinstance(item, np.floating) else str(item)
 
 
 def _number_text(item: Any) -> str:

@@ -264,9 +264,23 @@ def _expand_ragged(rows: RaggedTensor, axis: int) -> RaggedTensor:
 
 @operation
 def squeeze(input: Any, axis: Any = None, name: str | None = None) -> Any:
-    """Without dimensions of 1: all of them, or those at `axis`."""
+    """Without dimensions of 1: all of them, or those at `axis`; ragged rows, at one `axis`."""
     where = axes(axis)
+    if isinstance(input, RaggedTensor):
+        return _squeeze_ragged(input, where[0] if isinstance(where, tuple) and where else where)
     return np.squeeze(to_array(input), None if where == () else where)
+
+
+def _squeeze_ragged(rows: RaggedTensor, axis: int | None) -> Any:
+    if not isinstance(axis, int):
+        raise InvalidArgumentError("tf.squeeze: axis must be given for ragged rows")
+    place = axis + len(rows.shape) if axis < 0 else axis
+    if place > 1:
+        return rows.with_values(squeeze(rows.values, place - 1))
+    lengths = rows.ragged.row_lengths if place else np.array([len(rows)])
+    if (lengths != 1).any():
+        raise InvalidArgumentError(f"tf.squeeze: dimension {axis} of ragged rows is not 1")
+    return rows.values if place else rows[0]
 
 
 def concat(values: Any, axis: Any, name: str | None = None) -> Any:
@@ -406,12 +420,28 @@ def _check_mirror(array: Array, widths: Array, edge: int) -> None:
 @operation
 def tile(input: Any, multiples: Any, name: str | None = None) -> Any:
     """The tensor several times along each dimension."""
+    if isinstance(input, RaggedTensor):
+        return _tile_ragged(input, dims("tile", multiples))
     array, times = to_array(input), dims("tile", multiples)
     if len(times) != array.ndim:
         raise InvalidArgumentError(
             f"tf.tile: multiples must have {array.ndim} values, got {len(times)}"
         )
     return np.tile(array, times)
+
+
+def _tile_ragged(rows: RaggedTensor, times: tuple[int, ...]) -> RaggedTensor:
+    if len(times) != len(rows.shape):
+        raise InvalidArgumentError(
+            f"tf.tile: multiples must have {len(rows.shape)} values, got {len(times)}"
+        )
+    return RaggedTensor(_tile_rows(rows.ragged, times))
+
+
+def _tile_rows(rows: Any, times: tuple[int, ...]) -> Any:
+    if not isinstance(rows, Ragged):
+        return np.tile(rows, times)
+    return Ragged.from_rows([_tile_rows(row, times[1:]) for row in rows] * times[0], rows.dtype)
 
 
 @operation

@@ -112,7 +112,10 @@ def map_fn(
     specs = None if declared is None else tf_nest.flatten(declared)
     columns = list(zip(*(tf_nest.flatten(row) for row in rows), strict=True))
     kinds = [None] * len(columns) if specs is None or len(specs) != len(columns) else specs
-    made = [_stacked(column, one) for column, one in zip(columns, kinds, strict=True)]
+    if declared is None and any(isinstance(one, RaggedTensor) for one in leaves):
+        made = [_stack_rows(column) for column in columns]
+    else:
+        made = [_stacked(column, one) for column, one in zip(columns, kinds, strict=True)]
     return tf_nest.pack_sequence_as(rows[0], made)
 
 
@@ -125,6 +128,16 @@ def _stacked(column: Sequence[Any], spec: Any) -> Any:
     """The results of all rows: of a ragged spec as ragged rows, otherwise in one array."""
     if not isinstance(spec, RaggedTensorSpec):
         return as_tensor(np.stack([to_array(one) for one in column]))
+    return _stack_ragged(column)
+
+
+def _stack_rows(column: Sequence[Any]) -> Any:
+    """The results of all rows of a ragged tensor: ragged, unless they are single values."""
+    is_ragged = any(isinstance(one, RaggedTensor) or np.ndim(one) for one in column)
+    return _stack_ragged(column) if is_ragged else _stacked(column, None)
+
+
+def _stack_ragged(column: Sequence[Any]) -> RaggedTensor:
     rows = [one.ragged if isinstance(one, RaggedTensor) else to_array(one) for one in column]
     return RaggedTensor(Ragged.from_rows(rows))
 

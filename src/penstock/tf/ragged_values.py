@@ -109,14 +109,15 @@ class RaggedTensor:
         return st_input if isinstance(st_input, RaggedTensor) else cls(_rows_of(st_input))
 
     def numpy(self) -> Any:
-        """An array of rows; a plain array if the rows have one length."""
-        rows = self.ragged.to_list()
-        lengths = set(self.ragged.row_lengths.tolist())
-        if len(lengths) == 1 and not isinstance(self.ragged.values, Ragged):
-            return np.stack(list(self.ragged))
-        if rows:
-            return self.with_flat_values(self.flat_values.numpy()).ragged.numpy()
-        return np.zeros((0, 0), self.ragged.dtype)
+        """A copy as an array of rows; a plain array if the rows have one length."""
+        values = self.values.numpy()
+        rows = np.split(values, plain_leaf(self.row_splits)[1:-1]) if len(self) else []
+        if len({len(row) for row in rows}) == 1:
+            return np.stack(rows)
+        made = np.empty(len(rows), object if rows else values.dtype)
+        for place, row in enumerate(rows):
+            made[place] = row
+        return made
 
     def to_list(self) -> list[Any]:
         return self.ragged.to_list()
@@ -232,7 +233,9 @@ class RaggedTensor:
         return map(wrap_rows, self.ragged)
 
     def __repr__(self) -> str:
-        return f"<tf.RaggedTensor {self.to_list()}>"
+        # NumPy calls the formatter for each value; the values of an array of rows are arrays.
+        with np.printoptions(formatter={"all": _value_text}):
+            return f"<tf.RaggedTensor {_value_text(self.numpy())}>"
 
     def operand_like(self, other: Any, call: str) -> Any:
         """The other operand, for the flat values: ragged with the same rows, or one per row."""
@@ -273,6 +276,12 @@ class RaggedTensor:
 
     __hash__ = None  # type: ignore[assignment]
     __array_ufunc__ = None  # Arrays leave operators with ragged rows to the methods here.
+
+
+def _value_text(value: Any) -> str:
+    if not isinstance(value, np.ndarray):
+        return str(value)
+    return np.array2string(value, separator=", ") if value.size else repr(value.tolist())
 
 
 def _splits(value: RaggedTensor) -> list[Array]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.errors import InvalidArgumentError, InvalidTypeError
+from penstock.errors import InvalidArgumentError, UnfitTypeError
 from penstock.shim import arrays as plain
 from penstock.tf.operations import axes, numbers, operation
 from penstock.tf.ragged_values import RaggedTensor
@@ -17,15 +17,17 @@ Compute = Callable[[Array, Any, bool], Any]
 
 
 def _reduction(name: str, compute: Compute, kinds: str = "iufc") -> Callable[..., Any]:
-    @operation
-    def on_array(input_tensor: Any, axis: Any = None, keepdims: bool = False) -> Any:
+    def reduce_array(input_tensor: Any, axis: Any = None, keepdims: bool = False) -> Any:
         array = numbers(name, input_tensor, kinds if kinds != "f" else "iufc")
         if kinds == "f" and array.dtype.kind in "iu":
-            raise InvalidTypeError(f"tf.{name}: needs floats, got {array.dtype.name}; use tf.cast")
+            raise UnfitTypeError(f"tf.{name}: needs floats, got {array.dtype.name}; use tf.cast")
         wide = array.astype(np.float32) if array.dtype.name == "bfloat16" else array
         with np.errstate(all="ignore"):
             result = np.asarray(compute(wide, axes(axis), keepdims))
         return result if kinds == "b" else result.astype(array.dtype, copy=False)
+
+    reduce_array.__name__ = name
+    on_array = operation(reduce_array)
 
     def call(
         input_tensor: Any, axis: Any = None, keepdims: bool = False, name: str | None = None
@@ -100,8 +102,19 @@ def _extreme(ufunc: Any, sign: int) -> Compute:
     return compute
 
 
+def _or_nan(function: Callable[..., Any]) -> Compute:
+    """A statistic; that of nothing is nan, without a warning of NumPy."""
+
+    def compute(array: Array, axis: Any, keepdims: bool) -> Any:
+        if array.size:
+            return function(array, axis, keepdims=keepdims)
+        return np.full_like(np.sum(array, axis, keepdims=keepdims), np.nan)
+
+    return compute
+
+
 def _log_sum_exp(array: Array, axis: Any, keepdims: bool) -> Any:
-    top = array.max(axis, keepdims=True)
+    top = array.max(axis, keepdims=True, initial=-np.inf)
     top = np.where(np.isfinite(top), top, 0)
     made = np.log(np.exp(array - top).sum(axis, keepdims=True)) + top
     return made if keepdims else made.squeeze(axis)
@@ -118,10 +131,8 @@ reduce_max = _reduction("reduce_max", _extreme(np.maximum, -1), "iuf")
 reduce_min = _reduction("reduce_min", _extreme(np.minimum, 1), "iuf")
 reduce_any = _reduction("reduce_any", lambda x, axis, keep: np.any(x, axis, keepdims=keep), "b")
 reduce_all = _reduction("reduce_all", lambda x, axis, keep: np.all(x, axis, keepdims=keep), "b")
-reduce_std = _reduction("reduce_std", lambda x, axis, keep: np.std(x, axis, keepdims=keep), "f")
-reduce_variance = _reduction(
-    "reduce_variance", lambda x, axis, keep: np.var(x, axis, keepdims=keep), "f"
-)
+reduce_std = _reduction("reduce_std", _or_nan(np.std), "f")
+reduce_variance = _reduction("reduce_variance", _or_nan(np.var), "f")
 reduce_logsumexp = _reduction("reduce_logsumexp", _log_sum_exp, "f")
 reduce_euclidean_norm = _reduction(
     "reduce_euclidean_norm",

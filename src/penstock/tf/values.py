@@ -122,7 +122,7 @@ class Tensor(np.ndarray[Any, Any]):
         return texts.full(plain_leaf(self))
 
     def __format__(self, spec: str) -> str:
-        return format(plain_leaf(self), spec) if self.ndim == 0 else format(str(self), spec)
+        return format(plain_leaf(self), spec)
 
     __hash__ = None
 
@@ -353,7 +353,8 @@ def has_any(values: Iterable[Any], kinds: tuple[type, ...]) -> bool:
 
 
 def _dtype_of(value: Any) -> np.dtype[Any]:
-    return _DTYPE(value) if isinstance(value, Tensor) else to_array(value).dtype
+    dtype: np.dtype[Any] = _DTYPE(value) if isinstance(value, Tensor) else to_array(value).dtype
+    return dtype
 
 
 def _pack(value: Any, dtype: DType, call: str) -> Array:
@@ -473,7 +474,7 @@ def _literal_operand(call: str, value: Any, dtype: DType) -> Array:
 
 def _dtype_of_first(call: str, values: Sequence[Any]) -> np.dtype[Any]:
     """The dtype of the first value, in which no array of floats may lose its fractions."""
-    first = to_array(values[0], None, call).dtype
+    first: np.dtype[Any] = to_array(values[0], None, call).dtype
     if first.kind in "biu":
         others = (one.dtype for one in values[1:] if isinstance(one, np.ndarray | np.generic))
         return next((one for one in others if one.kind in "fc"), first)
