@@ -669,7 +669,7 @@ def test_cut_anywhere(small: tuple[Path, str | None, list[Any]]) -> None:
     for size in spread(range(len(data)), 200):
         path.write_bytes(data[:size])
         assert_damaged(path, packing, elements)
-    path.write_bytes(data + b"\0")
+    path.write_bytes(data + b"\1")  # Zeros are filling behind a GZIP stream.
     assert_damaged(path, packing, elements)
 
 
