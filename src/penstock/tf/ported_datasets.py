@@ -276,6 +276,17 @@ def port(function: Callable[..., Any]) -> Callable[..., Any]:
     return ported
 
 
+def port_transformation(make: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that repeats a method of `Dataset` for `apply`: here of `PortedDataset`."""
+    method = make.__name__
+
+    @functools.wraps(make)
+    def ported(*args: Any, **kwargs: Any) -> Callable[[Any], Any]:
+        return lambda dataset: getattr(as_ported(dataset), method)(*args, **kwargs)
+
+    return ported
+
+
 def _port_argument(name: str, given: Any) -> Any:
     if name == "self":
         return given._plain if isinstance(given, PortedDataset) else given

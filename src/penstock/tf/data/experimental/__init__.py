@@ -3,6 +3,7 @@
 from typing import Any
 
 from penstock.data import experimental as plain
+from penstock.data.dataset import Dataset
 from penstock.tf.data.experimental import service
 from penstock.tf.lookup import index_table_from_dataset, table_from_dataset
 from penstock.tf.missing_operations import missing_from_tf
@@ -12,6 +13,7 @@ from penstock.tf.ported_datasets import (
     PortedReducer,
     PortedSqlDataset,
     port,
+    port_transformation,
 )
 
 _OWN = {
@@ -31,8 +33,16 @@ def _name(name: str) -> Any:
     if name in _OWN:
         return _OWN[name]
     value: Any = getattr(plain, name)
+    if _repeats_method(value):
+        return port_transformation(value)
     is_call = callable(value) and not isinstance(value, type)
     return port(value) if is_call else value
+
+
+def _repeats_method(value: Any) -> bool:
+    """Whether a function makes a transformation for `apply` of a method of `Dataset`."""
+    method = getattr(Dataset, getattr(value, "__name__", ""), None)
+    return method is not None and getattr(value, "__wrapped__", None) is method
 
 
 globals().update({name: _name(name) for name in __all__})
