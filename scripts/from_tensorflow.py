@@ -41,7 +41,7 @@ DIFFERENT = {
     "SparseTensor": "elements are never sparse: what a function returns becomes ragged rows",
     "function": "calls the function; its results are tensors, and `input_signature` is checked",
     "py_function": "calls the function",
-    "numpy_function": "calls the function; results keep their dtypes",
+    "numpy_function": "calls the function; `Tout` counts as inside of `map`; arrays keep dtypes",
     "cond": "calls one of the functions; `if` is the same",
     "while_loop": "a loop of Python",
     "control_dependencies": _NOTHING,

@@ -335,3 +335,49 @@ def test_a_table_of_a_variables_values_begins_with_the_first_one():
     pairs = tf.data.experimental.DatasetInitializer(numbered)
     table = tf.lookup.StaticHashTable(pairs, default_value=-1)
     assert table.lookup(tf.constant([1, 2, 4], tf.int64)).numpy().tolist() == [1, 2, -1]
+
+
+def test_a_resampling_that_estimates_the_classes_is_that_of_the_method():
+    def both(**options):
+        dataset = tf.data.Dataset.from_tensor_slices([0, 1, 1, 1] * 100)
+        resample = tf.data.experimental.rejection_resample
+        yield dataset.apply(resample(lambda v: v, [0.5, 0.5], seed=2, **options))
+        yield dataset.rejection_resample(lambda v: v, [0.5, 0.5], seed=2, **options)
+
+    for options in ({}, {"initial_dist": [0.25, 0.75]}):
+        applied, called = ([int(c) for c, _ in dataset] for dataset in both(**options))
+        assert applied == called
+        assert 0.4 < sum(applied) / len(applied) < 0.6
+
+
+def test_transformations_draw_by_the_element():
+    tf.random.set_seed(3)
+    try:
+        by_half = tf.data.experimental.take_while(lambda x: tf.random.uniform([]) < 0.9)
+        first = list(tf.data.Dataset.range(100).apply(by_half))
+        assert [int(x) for x in first] == list(range(len(first)))
+        assert 0 < len(first) < 100
+    finally:
+        tf.random.set_seed(None)
+
+
+@pytest.mark.parametrize("name", ["py_function", "numpy_function"])
+def test_calls_of_python_functions_say_what_is_missing(name):
+    call = getattr(tf, name)
+    with pytest.raises(TypeError, match=f"tf.{name}: needs Tout; a decorator is @tf.{name}"):
+        call(int, [])
+    with pytest.raises(TypeError, match=f"tf.{name}: a decorator takes no inp"):
+        call(inp=[], Tout=tf.int64)
+    with pytest.raises(TypeError, match=f"tf.{name}: needs inp, the list of"):
+        call(int, Tout=tf.int64)
+    with pytest.raises(ValueError, match=f"tf.{name}: Tout has 2 dtypes, but 1 values came back"):
+        call(int, [], [tf.int64, tf.int64])
+
+
+def test_a_decorated_function_keeps_its_name_and_takes_ragged_rows():
+    @tf.py_function(Tout=tf.RaggedTensorSpec([None, None], tf.int32))
+    def double(rows):
+        return rows * 2
+
+    assert double.__name__ == "double"
+    assert double(tf.ragged.constant([[1], [2, 3]])).to_list() == [[2], [4, 6]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,10 +10,10 @@ import numpy as np
 
 from penstock.element.dtypes import DType, as_dtype
 from penstock.element.ragged import Ragged
-from penstock.element.spec import RaggedTensorSpec
-from penstock.errors import InvalidArgumentError
+from penstock.element.spec import RaggedTensorSpec, TensorSpec
+from penstock.errors import InvalidArgumentError, InvalidTypeError
 from penstock.shim import printing, tf_nest
-from penstock.tf.operations import as_result, integer
+from penstock.tf.operations import integer
 from penstock.tf.ported_functions import unwrap
 from penstock.tf.ragged_values import RaggedTensor
 from penstock.tf.values import as_tensor, to_array
@@ -160,9 +161,20 @@ def py_function(
     Tout: Any = None,  # noqa: N803
     name: str | None = None,
 ) -> Any:
-    """A Python function of tensors; its results get the dtypes `Tout`."""
+    """A Python function of tensors; its results get the dtypes `Tout`.
+
+    Without `func` it is a decorator: `@tf.py_function(Tout=tf.int64)`.
+    """
+    if _is_decorator("py_function", func, inp, Tout):
+        return _decorator(py_function, Tout)
     assert func is not None
-    return _cast_results(func(*[_values(value) for value in inp or ()]), Tout)
+    result = func(*[_values(value) for value in inp or ()])
+    types = list(Tout) if isinstance(Tout, list | tuple) else [Tout]
+    parts = _parts_of_result(result)
+    if len(parts) < len(types):
+        raise _wrong_count("py_function", parts, types)
+    made = [_cast(part, one) for part, one in zip(parts, types, strict=False)]
+    return made if isinstance(Tout, list | tuple) else made[0]
 
 
 def numpy_function(
@@ -172,10 +184,47 @@ def numpy_function(
     stateful: bool = True,
     name: str | None = None,
 ) -> Any:
-    """A Python function of NumPy arrays; its results keep their dtypes."""
+    """A Python function of NumPy arrays; arrays that it returns keep their dtypes.
+
+    Python's numbers get the dtypes `Tout`. Without `func` it is a decorator:
+    `@tf.numpy_function(Tout=tf.int64)`.
+    """
+    if _is_decorator("numpy_function", func, inp, Tout):
+        return _decorator(numpy_function, Tout)
     assert func is not None
-    arrays = [_numpy(value) for value in inp or ()]
-    return _values(unwrap(func(*arrays)))
+    result = unwrap(func(*[_numpy(value) for value in inp or ()]))
+    types = list(Tout) if isinstance(Tout, list | tuple) else [Tout]
+    if not types:
+        return None
+    parts = _parts_of_result(result)
+    if len(parts) != len(types):
+        raise _wrong_count("numpy_function", parts, types)
+    made = [_convert(part, one) for part, one in zip(parts, types, strict=True)]
+    return made if isinstance(Tout, list | tuple) else made[0]
+
+
+def _is_decorator(call: str, func: Any, inp: Any, types: Any) -> bool:
+    """Whether a call without `func` makes a decorator; raises for calls that TensorFlow refuses."""
+    if types is None:
+        raise InvalidTypeError(f"tf.{call}: needs Tout; a decorator is @tf.{call}(Tout=tf.int64)")
+    if func is None and inp is not None:
+        raise InvalidTypeError(f"tf.{call}: a decorator takes no inp; leave it out, or pass func")
+    if func is not None and inp is None:
+        raise InvalidTypeError(f"tf.{call}: needs inp, the list of the function's arguments")
+    return func is None
+
+
+def _decorator(call: Callable[..., Any], types: Any) -> Callable[..., Any]:
+    """Makes a function one that is called by `py_function` or `numpy_function`."""
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def call_with(*args: Any) -> Any:
+            return call(function, list(args), types)
+
+        return call_with
+
+    return decorate
 
 
 def _numpy(value: Any) -> Any:
@@ -183,18 +232,32 @@ def _numpy(value: Any) -> Any:
     return array[()] if array.ndim == 0 else array
 
 
-def _cast_results(result: Any, types: Any) -> Any:
-    """Results as tensors of the dtypes that were declared."""
-    if isinstance(types, list | tuple):
-        parts = list(result) if isinstance(result, list | tuple) else [result]
-        if len(parts) != len(types):
-            raise InvalidArgumentError(
-                f"tf.py_function: Tout has {len(types)} dtypes, but {len(parts)} values came back"
-            )
-        return [_cast_results(part, one) for part, one in zip(parts, types, strict=True)]
-    if types is None:
-        return as_result(unwrap(result))
-    return as_tensor(to_array(unwrap(result), as_dtype(types), "py_function"))
+def _parts_of_result(result: Any) -> list[Any]:
+    """The values that a function returned: a list or tuple holds several, None holds none."""
+    if result is None:
+        return []
+    return list(result) if isinstance(result, list | tuple) else [result]
+
+
+def _wrong_count(call: str, parts: list[Any], types: list[Any]) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        f"tf.{call}: Tout has {len(types)} dtypes, but {len(parts)} values came back"
+    )
+
+
+def _cast(value: Any, declared: Any) -> Any:
+    """One result of a `py_function`: of the dtype, or as the spec says."""
+    if isinstance(value, RaggedTensor):
+        return value
+    dtype = declared.dtype if isinstance(declared, TensorSpec) else declared
+    return as_tensor(to_array(unwrap(value), as_dtype(dtype), "py_function"))
+
+
+def _convert(value: Any, dtype: Any) -> Any:
+    """One result of a `numpy_function`, which has a dtype of its own unless it is Python's."""
+    if isinstance(value, np.ndarray | np.generic):
+        return as_tensor(value)
+    return as_tensor(to_array(value, as_dtype(dtype), "numpy_function"))
 
 
 def print(*inputs: Any, **options: Any) -> None:
