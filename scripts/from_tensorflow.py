@@ -33,6 +33,7 @@ from variables is a tensor, too.
 _NUMBERS = "other random numbers; in `map` they depend on the element, so that resumes are exact"
 _ANY_URL = "files of this machine, and those behind every URL that fsspec knows"
 _FILES = "files of penstock's own, for iterators and variables"
+_UNUSED = "accepted, without effect"
 _NOTHING = "a context that changes nothing"
 
 DIFFERENT = {
@@ -51,7 +52,24 @@ DIFFERENT = {
     "stop_gradient": "the tensor itself",
     "vectorized_map": "the same as `map_fn`",
     "autograph": "decorators that leave functions alone",
-    "config": "only what strategies need",
+    "config": "what strategies need, and settings without effect",
+    **{
+        f"config.{name}": _UNUSED
+        for name in (
+            *("run_functions_eagerly", "experimental_run_functions_eagerly"),
+            *("set_soft_device_placement", "experimental.set_memory_growth"),
+            *("optimizer.set_jit", "optimizer.set_experimental_options"),
+            *("threading.set_inter_op_parallelism_threads",),
+            *("threading.set_intra_op_parallelism_threads",),
+        )
+    },
+    "config.set_visible_devices": "hides nothing: it accepts all devices, and no GPUs",
+    "config.experimental.set_visible_devices": "hides nothing: it accepts all devices, and no GPUs",
+    "config.set_logical_device_configuration": "only for the CPU; at any time",
+    "distribute.cluster_resolver.TPUClusterResolver": "raises a ValueError: it finds no TPU",
+    "autograph.set_verbosity": _UNUSED,
+    "autograph.experimental.set_loop_options": _UNUSED,
+    "autograph.experimental.do_not_convert": "the function itself",
     "io.VarLenFeature": "ragged rows; one dense row from `parse_single_example`",
     "data.Dataset.map": "random operations in the function draw by the element",
     "data.Dataset.save": "Arrow IPC files",

@@ -17,7 +17,8 @@ from scripts.architecture_map import BEGIN, END, PACKAGE, PAGE, ROOT, first_sent
 
 # A room imports from rooms of earlier lines and from itself, not from other rooms of its line.
 ORDER = (
-    ("errors", "missing_names", "version"),
+    ("missing_names", "version"),
+    ("errors",),
     ("element",),
     ("plan",),
     ("engine",),

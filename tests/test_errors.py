@@ -1,6 +1,7 @@
 """The tree of exceptions: its drawing, what is public, and the builtins behind it."""
 
 import builtins
+import pickle
 import re
 
 import pytest
@@ -29,3 +30,12 @@ def test_other_classes_only_add_a_base_to_a_public_one(name: str) -> None:
     public, second = CLASSES[name].__bases__
     assert public.__name__ in errors.__all__
     assert not issubclass(public, second)
+
+
+def test_errors_are_made_as_in_tensorflow() -> None:
+    made = errors.OpError(None, None, "text", 7)
+    again = pickle.loads(pickle.dumps(made))
+    assert (again.message, again.error_code, again.args) == ("text", 7, ("text",))
+    assert errors.NotFoundError("text", error_code=9).error_code == 9
+    assert str(errors.UnknownError(None, None)) == ""
+    assert str(errors.InvalidArgumentError(None)) == "None"

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from penstock.distribute.devices import KINDS, LogicalCpus, LogicalDevice, load_backend
 from penstock.errors import InvalidArgumentError, InvalidTypeError, UnimplementedError
+from penstock.missing_names import missing_from_module
 
 __all__ = [
     "LogicalDevice",
     "LogicalDeviceConfiguration",
     "PhysicalDevice",
+    "get_logical_device_configuration",
     "list_logical_devices",
     "list_physical_devices",
     "set_logical_device_configuration",
@@ -36,7 +38,12 @@ class PhysicalDevice:
 
 @dataclass(frozen=True)
 class LogicalDeviceConfiguration:
-    """One logical device, without settings: a logical CPU is a place for a replica, not a share.
+    """One logical device. A logical CPU is a place for a replica, not a share.
+
+    Args:
+        memory_limit: Of a GPU, which cannot be divided here; a CPU takes none.
+        experimental_priority: Accepted and ignored.
+        experimental_device_ordinal: Accepted and ignored.
 
     >>> four = [LogicalDeviceConfiguration()] * 4
     >>> cpu = list_physical_devices("CPU")[0]
@@ -45,6 +52,10 @@ class LogicalDeviceConfiguration:
     4
     >>> set_logical_device_configuration(cpu, four[:1])
     """
+
+    memory_limit: int | None = None
+    experimental_priority: int | None = None
+    experimental_device_ordinal: int | None = None
 
 
 def list_physical_devices(
@@ -118,7 +129,30 @@ def _configurations(given: Any, call: str) -> Sequence[LogicalDeviceConfiguratio
             f"{call}: logical_devices must not be empty; [LogicalDeviceConfiguration()] is one CPU"
         )
     configurations: Sequence[LogicalDeviceConfiguration] = given
+    for one in configurations:
+        if one.memory_limit is not None:
+            raise InvalidArgumentError(
+                f"{call}: a CPU takes no memory_limit, got {one.memory_limit!r}; leave it out"
+            )
     return configurations
+
+
+def get_logical_device_configuration(device: Any) -> list[LogicalDeviceConfiguration] | None:
+    """The logical devices that were set for a device, or None.
+
+    >>> cpu = list_physical_devices("CPU")[0]
+    >>> set_logical_device_configuration(cpu, [LogicalDeviceConfiguration()])
+    >>> len(get_logical_device_configuration(cpu))
+    1
+    """
+    if not isinstance(device, PhysicalDevice):
+        raise InvalidArgumentError(
+            "config.get_logical_device_configuration: device must be one of "
+            f"list_physical_devices(), got {device!r}"
+        )
+    if device.device_type != "CPU" or LogicalCpus.count is None:
+        return None
+    return [LogicalDeviceConfiguration()] * LogicalCpus.count
 
 
 def _kinds(device_type: str | None, call: str) -> Sequence[str]:
@@ -127,3 +161,9 @@ def _kinds(device_type: str | None, call: str) -> Sequence[str]:
     if not isinstance(device_type, str):
         raise InvalidTypeError(f"{call}: device_type must be a string, got {device_type!r}")
     return [kind for kind in KINDS if kind == device_type.upper()]
+
+
+if not TYPE_CHECKING:  # A type checker would take any name.
+
+    def __getattr__(name: str) -> NoReturn:
+        raise missing_from_module("config", name, __all__)

@@ -29,6 +29,8 @@ error at the same place does: catch `InvalidArgumentError`, `InvalidTypeError` o
 import typing
 from collections import abc
 
+from penstock.missing_names import missing_from_module
+
 __all__ = [
     "OpError",
     "InvalidArgumentError",
@@ -70,7 +72,27 @@ class OpError(Exception):
     """Whether the error takes the place of an element, so that `ignore_errors` drops both. Else
     the stream itself has failed, and `ignore_errors` raises the error."""
 
-    def __init__(self, *args: object, message: str | None = None) -> None:
+    error_code = 2
+    """The number of the kind of error, as in TensorFlow; `UnknownError` has this one."""
+
+    node_def: None = None
+    op: None = None
+
+    def __init__(
+        self,
+        *args: object,
+        node_def: None = None,
+        op: None = None,
+        message: str | None = None,
+        error_code: int | None = None,
+    ) -> None:
+        # TensorFlow's arguments are (node_def, op, message); an `OpError` has a code behind them.
+        if len(args) >= 2 and args[0] is None and args[1] is None:
+            if len(args) > 3 and type(self) is OpError and isinstance(args[3], int):
+                error_code = args[3]
+            args = args[2:3]
+        if error_code is not None:
+            self.error_code = error_code
         # torch's worker processes raise an error again with `message` as a keyword.
         super().__init__(*(args if message is None else (message,)))
 
@@ -119,6 +141,8 @@ class InvalidArgumentError(OpError, ValueError):
     penstock.errors.InvalidArgumentError: Dataset.batch: batch_size must be at least 1, got 0
     """
 
+    error_code = 3
+
 
 class DisagreementError(InvalidArgumentError, AssertionError):
     """Values that may each be right, but not together."""
@@ -137,6 +161,8 @@ class InvalidTypeError(OpError, TypeError):
         ...
     penstock.errors.InvalidTypeError: Dataset.batch: batch_size must be an integer, got 'two' (str)
     """
+
+    error_code = 3
 
 
 class NoSuchEntryError(InvalidArgumentError, IndexError):
@@ -169,6 +195,8 @@ class OutOfRangeError(OpError, IndexError):
     penstock.errors.OutOfRangeError: Dataset[7]: there are 3 elements
     """
 
+    error_code = 11
+
 
 class NotFoundError(OpError, FileNotFoundError):
     """No such file, job or dataset.
@@ -179,6 +207,8 @@ class NotFoundError(OpError, FileNotFoundError):
         ...
     penstock.errors.NotFoundError: TextLineDataset: '/no/such/file' does not exist
     """
+
+    error_code = 5
 
 
 class AlreadyExistsError(OpError, FileExistsError):
@@ -194,6 +224,8 @@ class AlreadyExistsError(OpError, FileExistsError):
     ...         print("the port is in use")
     the port is in use
     """
+
+    error_code = 6
 
 
 class FailedPreconditionError(OpError, RuntimeError):
@@ -211,6 +243,8 @@ class FailedPreconditionError(OpError, RuntimeError):
     Strategy.scope: called inside Strategy.run, as replica 0
     """
 
+    error_code = 9
+
 
 class DataLossError(OpError, OSError):
     """Damaged or truncated data.
@@ -226,6 +260,8 @@ class DataLossError(OpError, OSError):
     damaged
     """
 
+    error_code = 15
+
 
 class ResourceExhaustedError(OpError, MemoryError):
     """Memory, disk or a quota is used up.
@@ -240,6 +276,8 @@ class ResourceExhaustedError(OpError, MemoryError):
     too large
     """
 
+    error_code = 8
+
 
 class PermissionDeniedError(OpError, PermissionError):
     """The peer is authenticated, but not allowed to do this.
@@ -247,6 +285,8 @@ class PermissionDeniedError(OpError, PermissionError):
     >>> issubclass(PermissionDeniedError, PermissionError)
     True
     """
+
+    error_code = 7
 
 
 class UnauthenticatedError(OpError, PermissionError):
@@ -262,6 +302,8 @@ class UnauthenticatedError(OpError, PermissionError):
     this program has another token
     """
 
+    error_code = 16
+
 
 class DeadlineExceededError(OpError, TimeoutError):
     """A time limit has passed.
@@ -269,6 +311,8 @@ class DeadlineExceededError(OpError, TimeoutError):
     >>> issubclass(DeadlineExceededError, TimeoutError)
     True
     """
+
+    error_code = 4
 
 
 class UnavailableError(OpError, ConnectionError):
@@ -278,6 +322,8 @@ class UnavailableError(OpError, ConnectionError):
     True
     """
 
+    error_code = 14
+
 
 class CancelledError(OpError, RuntimeError):
     """Stopped by its caller.
@@ -286,6 +332,8 @@ class CancelledError(OpError, RuntimeError):
     True
     """
 
+    error_code = 1
+
 
 class AbortedError(OpError, RuntimeError):
     """Stopped by a conflict.
@@ -293,6 +341,8 @@ class AbortedError(OpError, RuntimeError):
     >>> issubclass(AbortedError, RuntimeError)
     True
     """
+
+    error_code = 10
 
 
 class UnimplementedError(OpError, NotImplementedError):
@@ -307,6 +357,8 @@ class UnimplementedError(OpError, NotImplementedError):
     only the CPU can be divided into logical devices
     """
 
+    error_code = 12
+
 
 class InternalError(OpError, RuntimeError):
     """A fault of penstock itself.
@@ -314,6 +366,8 @@ class InternalError(OpError, RuntimeError):
     >>> issubclass(InternalError, RuntimeError)
     True
     """
+
+    error_code = 13
 
 
 class UnknownError(OpError, RuntimeError):
@@ -346,3 +400,9 @@ _KINDS: tuple[tuple[type[OpError], type[BaseException] | tuple[type[BaseExceptio
     (UnfitTypeError, TypeError),
     (InvalidArgumentError, (ValueError, StopIteration)),
 )
+
+
+if not typing.TYPE_CHECKING:  # A type checker would take any name.
+
+    def __getattr__(name: str) -> typing.NoReturn:
+        raise missing_from_module("errors", name, __all__)

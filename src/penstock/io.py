@@ -1,5 +1,7 @@
 """Files and records: what the file readers of `penstock.data` read, written and decoded."""
 
+from typing import TYPE_CHECKING, NoReturn
+
 from penstock.engine.formats.examples.features import (
     FixedLenFeature,
     FixedLenSequenceFeature,
@@ -24,6 +26,7 @@ from penstock.engine.formats.images import (
 from penstock.engine.formats.table_writers import ArrowWriter, ParquetWriter
 from penstock.engine.formats.tar import TarWriter
 from penstock.engine.formats.tfrecord import TFRecordOptions, TFRecordWriter
+from penstock.missing_names import missing_from_module
 
 __all__ = [
     "TFRecordOptions",
@@ -50,3 +53,9 @@ __all__ = [
     "read_file",
     "write_file",
 ]
+
+
+if not TYPE_CHECKING:  # A type checker would take any name.
+
+    def __getattr__(name: str) -> NoReturn:
+        raise missing_from_module("io", name, __all__)

@@ -5,7 +5,9 @@ A launched service runs until it is closed, for all programs that know its name 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from penstock.missing_names import missing
 
 if TYPE_CHECKING:
     from penstock.service.host.hosted_service import LocalService
@@ -88,3 +90,9 @@ def ray(
         wait=wait,
         runtime_env=runtime_env,
     )
+
+
+if not TYPE_CHECKING:  # A type checker would take any name.
+
+    def __getattr__(name: str) -> NoReturn:
+        raise missing("launch", name, __all__)

@@ -12,6 +12,7 @@ _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
 
 _PORTED = "ported code finds it in `import penstock.tf as tf`"
+_OTHERS = "TensorFlow's names are in `import penstock.tf as tf`"
 _NUMPY = f"elements are NumPy values, so compute with NumPy; {_PORTED}"
 _FRAMEWORK = "penstock only delivers the input; use your training framework"
 
@@ -119,6 +120,22 @@ _ARGUMENTS_OF_OTHERS = {
     "prefetch_factor": "write .prefetch(batches) behind it",
 }
 
+_DEVICES = "devices and their memory belong to your training framework"
+_DELIVER = "use Dataset.as_torch or Dataset.as_jax"
+_SINGLE_VALUES = "pass datasets as Python objects"
+
+_IN_MODULES = {
+    "config.experimental": f"{_DEVICES}; {_PORTED}",
+    "data.experimental.copy_to_device": _DELIVER,
+    "data.experimental.prefetch_to_device": _DELIVER,
+    "data.experimental.dense_to_sparse_batch": "use dense_to_ragged_batch",
+    "data.experimental.from_variant": _SINGLE_VALUES,
+    "data.experimental.to_variant": _SINGLE_VALUES,
+    "data.experimental.get_model_proto": "print(iterator.profile())",
+    "data.experimental.make_saveable_from_iterator": "use iterator.state_dict()",
+}
+"""What to write instead of names in modules of `penstock`."""
+
 _DISTRIBUTE = {
     **dict.fromkeys(
         ("CollectiveCommunication", "CollectiveHints"),
@@ -129,6 +146,13 @@ _DISTRIBUTE = {
     "Server": "workers find each other by TF_CONFIG, torchrun or Slurm",
     "coordinator": "use MultiWorkerMirroredStrategy",
     "partitioners": "use the sharding of your training framework",
+    **dict.fromkeys(
+        (
+            *("GCEClusterResolver", "KubernetesClusterResolver"),
+            *("KubernetesExecutableLocation", "UnionResolver"),
+        ),
+        "pass all addresses to SimpleClusterResolver, or set TF_CONFIG",
+    ),
     "rpc": "use a library for remote calls",
     **dict.fromkeys(
         ("PreemptionCheckpointHandler", "PreemptionWatcher", "TerminationConfig"),
@@ -171,6 +195,21 @@ def missing_from_distribute(module: str, name: str, known: Iterable[str]) -> Att
     return missing(module, name, known)
 
 
+def missing_from_module(module: str, name: str, known: Iterable[str]) -> AttributeError:
+    """The error for a name of a public module of `penstock`, which TensorFlow may have.
+
+    >>> print(missing_from_module("data.experimental", "to_variant", []))
+    data.experimental.to_variant does not exist: pass datasets as Python objects
+    >>> print(missing_from_module("io", "decode_raw", []))
+    io.decode_raw does not exist; TensorFlow's names are in `import penstock.tf as tf`
+    """
+    path = f"{module}.{name}"
+    if path in _IN_MODULES:
+        return attribute_error(f"{path} does not exist: {_IN_MODULES[path]}")
+    close = _closest(name, tuple(known))
+    return attribute_error(f"{path} does not exist; {_did_you_mean(close) or _OTHERS}")
+
+
 def missing_from_penstock(name: str, known: Iterable[str]) -> AttributeError:
     """The error for `penstock.name`, which TensorFlow may have.
 
@@ -179,7 +218,8 @@ def missing_from_penstock(name: str, known: Iterable[str]) -> AttributeError:
     """
     if name in _INSTEAD:
         return attribute_error(f"penstock.{name} does not exist: {_INSTEAD[name]}")
-    return missing("penstock", name, known)
+    close = _closest(name, tuple(known))
+    return attribute_error(f"penstock.{name} does not exist; {_did_you_mean(close) or _OTHERS}")
 
 
 def missing_from_dataset(
@@ -207,8 +247,12 @@ def missing(owner: str, name: str, known: Iterable[str]) -> AttributeError:
     Dataset.shufffle does not exist; did you mean shuffle?
     """
     close = _closest(name, tuple(known))
-    hint = f"; did you mean {close}?" if close else ""
+    hint = f"; {_did_you_mean(close)}" if close else ""
     return attribute_error(f"{owner}.{name} does not exist{hint}")
+
+
+def _did_you_mean(close: str) -> str:
+    return f"did you mean {close}?" if close else ""
 
 
 @functools.lru_cache(1024)

@@ -1006,6 +1006,10 @@ tf.strings.regex_replace("abc", "", "-")
 tf.strings.regex_replace("äa", "a*", "-", replace_global=False)
 tf.strings.format("{} {}", (1,))
 tf.boolean_mask([1, 2], [1, 0])
+tf.errors.OutOfRangeError(None, None, "end of data").message
+str(tf.errors.InvalidArgumentError(None, None, message="a message"))
+str(tf.errors.NotFoundError(node_def=None, op=None, message="no file"))
+tf.errors.DataLossError(None, None, "text", {"a": b"b"}).message
 tf.io.decode_csv("9999999999", [[0]])
 tf.io.decode_csv("1e60", [[0.5]])
 [g.normal([1]).numpy() for g in [tf.random.Generator.from_seed(3)] for _ in range(2)]

@@ -18,7 +18,9 @@ PLACES = (
     *("data", "data.Dataset", "data.Iterator", "data.experimental", "data.experimental.service"),
     *("distribute", "distribute.Strategy", "distribute.experimental", "", "math", "strings", "io"),
     *("io.gfile", "image", "random", "lookup", "ragged", "RaggedTensor", "sparse", "train"),
-    *("debugging", "nest", "linalg"),
+    *("debugging", "nest", "linalg", "nn", "dtypes", "errors", "random.experimental"),
+    *("config", "config.experimental", "config.optimizer", "config.threading", "autograph"),
+    *("autograph.experimental", "experimental", "distribute.cluster_resolver"),
 )
 
 

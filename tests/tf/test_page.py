@@ -1,5 +1,6 @@
 """docs/from-tensorflow.md says of every name of TensorFlow what is true of it here."""
 
+import functools
 import json
 import re
 
@@ -53,6 +54,30 @@ def test_modules_list_their_names() -> None:
     assert [pair for pair in listed if not hasattr(page.find(pair[0]), pair[1])] == []
 
 
+PLAIN = ("config", "data", "data.experimental", "data.experimental.service", "distribute", "errors")
+PLAIN += ("distribute.cluster_resolver", "distribute.experimental", "experimental", "io", "nest")
+PLAIN += ("random", "")
+
+
+@pytest.mark.parametrize("place", PLAIN)
+def test_plain_modules_name_a_way_out(place: str) -> None:
+    module = functools.reduce(getattr, filter(None, place.split(".")), penstock)
+    names = [name for name in PLACES[place] if not hasattr(module, name)]
+    silent = []
+    for name in [*names, "surely_not_there"]:
+        with pytest.raises(AttributeError, match=f"{name} does not exist") as error:
+            getattr(module, name)
+        if not re.fullmatch(r"[\w.]* does not exist[:;] .+", str(error.value)):
+            silent.append(name)
+    is_shared = place == "nest" or place.startswith("distribute")
+    assert silent == (["surely_not_there"] if is_shared else [])
+
+
+def test_modules_without_a_model_guess_the_name() -> None:
+    with pytest.raises(AttributeError, match="launch.locals does not exist; did you mean local?"):
+        getattr(penstock.launch, "locals")  # noqa: B009
+
+
 def test_plain_penstock_names_this_room() -> None:
     assert set(tf.__all__) - set(penstock.__all__) <= set(_INSTEAD)
 
@@ -61,6 +86,12 @@ def test_plain_penstock_names_this_room() -> None:
     ("path", "text"),
     [
         ("linalg.inv", "tf.linalg.inv: not here; numpy.linalg works on elements as they are"),
+        ("config.experimental.reset_memory_stats", "devices and their memory belong to your"),
+        ("config.experimental.list_physical_device", "did you mean list_physical_devices?"),
+        ("random.experimental.Algorithm", "tf.random.experimental.Algorithm: not here; every gen"),
+        ("autograph.experimental.Feature", "not here; functions always run as they are written"),
+        ("errors.OUT_OF_RANG", "tf.errors.OUT_OF_RANG: not here; did you mean OUT_OF_RANGE?"),
+        ("distribute.cluster_resolver.UnionResolver", "pass all addresses to SimpleClusterRes"),
         ("keras", "tf.keras: not here; import keras"),
         ("strings.lowr", "tf.strings.lowr: not here; did you mean lower?"),
         ("distribute.coordinator", "distribute.coordinator does not exist: use MultiWorker"),

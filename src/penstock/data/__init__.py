@@ -1,11 +1,14 @@
 """The public API of datasets: `Dataset`, file readers, iterators, options and `experimental`."""
 
+from typing import TYPE_CHECKING, NoReturn
+
 from penstock.data import experimental
 from penstock.data.arguments import AUTOTUNE
 from penstock.data.dataset import Dataset
 from penstock.data.file_datasets import FixedLengthRecordDataset, TextLineDataset, TFRecordDataset
 from penstock.data.iterator import Iterator, NumpyIterator
 from penstock.element.spec import DatasetSpec, IteratorSpec
+from penstock.missing_names import missing_from_module
 from penstock.plan.nodes import INFINITE as INFINITE_CARDINALITY
 from penstock.plan.nodes import UNKNOWN as UNKNOWN_CARDINALITY
 from penstock.plan.options import (
@@ -41,3 +44,9 @@ __all__ = [
 
 def __dir__() -> list[str]:
     return __all__
+
+
+if not TYPE_CHECKING:  # A type checker would take any name.
+
+    def __getattr__(name: str) -> NoReturn:
+        raise missing_from_module("data", name, __all__)

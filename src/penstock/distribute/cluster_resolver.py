@@ -11,16 +11,18 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from penstock.distribute.workers.cluster import ClusterResolver, ClusterSpec, membership
 from penstock.errors import DisagreementError, InvalidArgumentError, InvalidTypeError
+from penstock.missing_names import missing_from_distribute
 
 __all__ = [
     "ClusterResolver",
     "ClusterSpec",
     "SimpleClusterResolver",
     "SlurmClusterResolver",
+    "TPUClusterResolver",
     "TFConfigClusterResolver",
     "TorchrunClusterResolver",
     "find_resolver",
@@ -188,6 +190,37 @@ def _tasks_per_node(environ: Environment, workers: int, nodelist: str) -> list[i
     return counts
 
 
+class TPUClusterResolver(_KnownCluster):
+    """Raises a ValueError, as TensorFlow's does on a machine without TPUs.
+
+    Programs catch it and use another strategy. `TPUStrategy()` needs no resolver: jax finds the
+    TPUs of a machine by itself.
+
+    >>> try:
+    ...     resolver = TPUClusterResolver()
+    ... except ValueError:
+    ...     print("no TPU")
+    no TPU
+    """
+
+    def __init__(self, tpu: str | None = None, *_: Any, **__: Any) -> None:
+        raise InvalidArgumentError(
+            f"TPUClusterResolver: cannot connect to the TPU {tpu!r}; TPUStrategy() without a "
+            "resolver uses the TPUs that jax finds"
+        )
+
+    @staticmethod
+    def connect(tpu: str | None = None, zone: str | None = None, project: str | None = None) -> Any:
+        """Raises the same error.
+
+        >>> TPUClusterResolver.connect("local")
+        Traceback (most recent call last):
+            ...
+        penstock.errors.InvalidArgumentError: TPUClusterResolver: cannot connect to the TPU ...
+        """
+        return TPUClusterResolver(tpu, zone, project)
+
+
 def find_resolver(environ: Environment) -> ClusterResolver:
     """The resolver for this process's launcher: TF_CONFIG, then torchrun, then Slurm.
 
@@ -298,3 +331,9 @@ def expand_counts(text: str) -> list[int]:
             f"SLURM_STEP_TASKS_PER_NODE: cannot be read: {text!r}; counts are like '2(x3),1'"
         )
     return [int(match[1]) for match in matches if match for _ in range(int(match[2] or 1))]
+
+
+if not TYPE_CHECKING:  # A type checker would take any name.
+
+    def __getattr__(name: str) -> NoReturn:
+        raise missing_from_distribute("distribute.cluster_resolver", name, __all__)

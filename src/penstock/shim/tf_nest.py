@@ -6,12 +6,13 @@ With `expand_composites`, the values of a `PerReplica` (or `Mirrored`) are leave
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from penstock.distribute.values.per_replica import Mirrored, PerReplica
 from penstock.distribute.values.trees import Container, container_of
 from penstock.element.values import short_repr
 from penstock.errors import InvalidArgumentError, InvalidTypeError
+from penstock.missing_names import missing
 
 __all__ = ["assert_same_structure", "flatten", "is_nested", "map_structure", "pack_sequence_as"]
 
@@ -129,3 +130,9 @@ def _order(structure: Any, count: int) -> Sequence[int]:
         return range(count)
     keys = list(structure)
     return sorted(range(count), key=lambda place: keys[place])
+
+
+if not TYPE_CHECKING:  # A type checker would take any name.
+
+    def __getattr__(name: str) -> NoReturn:
+        raise missing("nest", name, __all__)

@@ -10,7 +10,7 @@ plain penstock stays plain NumPy.
 [b'1', b'22']
 """
 
-from penstock import config, distribute, errors
+from penstock import distribute
 from penstock.distribute.values.indexed_slices import IndexedSlices
 from penstock.distribute.values.variables import (
     VariableAggregation,
@@ -47,9 +47,11 @@ from penstock.element.spec import (
 from penstock.shim import tf_nest as nest
 from penstock.tf import (
     autograph,
+    config,
     data,
     debugging,
     dtypes,
+    errors,
     experimental,
     image,
     io,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from penstock.tf.missing_operations import missing_from_tf
+from penstock.tf.missing_operations import Namespace, missing_from_tf
 
 __all__ = ["experimental", "set_verbosity"]
 
@@ -14,7 +14,7 @@ def set_verbosity(level: int, alsologtostdout: bool = False) -> None:
     """Does nothing: no function is converted."""
 
 
-class AutographExperimental:
+class AutographExperimental(Namespace, module="autograph.experimental"):
     """Decorators and hints for the conversion of functions, which does not take place."""
 
     @staticmethod

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import NoReturn
 
 from penstock.missing_names import attribute_error
 
@@ -19,14 +20,19 @@ MODULES = {
     "": _FRAMEWORK,
     "audio": "decode with a library such as soundfile in map",
     "autograph": _EAGER,
+    "autograph.experimental": _EAGER,
     "bitwise": "write the operators &, |, ^ and ~",
     "compat": "write TensorFlow 2's name of the function",
     "config": "penstock.config has what strategies need; devices belong to your framework",
+    "config.experimental": "devices and their memory belong to your training framework",
+    "config.optimizer": "nothing is compiled",
+    "config.threading": "Dataset.with_options sets the threads of a dataset",
     "data": "see docs/from-tensorflow.md",
     "data.Dataset": "see docs/from-tensorflow.md",
     "data.experimental": "see docs/from-tensorflow.md",
     "data.experimental.service": "see docs/service.md",
     "debugging": "write an if and raise an exception",
+    "errors": "catch the class of tf.errors that the error has, or ValueError, OSError, ...",
     "dtypes": "penstock.dtypes has the dtypes; tf.cast converts",
     "experimental": _FRAMEWORK,
     "feature_column": "transform columns in map, or with keras.layers",
@@ -41,6 +47,7 @@ MODULES = {
     "RaggedTensor": "loop over the rows, or use to_list()",
     "ragged": "loop over the rows: a RaggedTensor is iterable",
     "random": _GENERATOR,
+    "random.experimental": _GENERATOR,
     "raw_ops": "write the function of tf.math, tf.strings or tf.image instead",
     "signal": "numpy.fft and scipy.signal work on elements as they are",
     "sparse": _SPARSE,
@@ -102,11 +109,62 @@ INSTEAD = {
     "linalg.normalize": "write x / tf.norm(x)",
     "math.erfc": "write 1 - tf.math.erf(x)",
     "random.stateless_binomial": "use numpy.random.default_rng(seed).binomial",
-    "random.Algorithm": "every generator is Philox",
+    **dict.fromkeys(
+        ("random.Algorithm", "random.experimental.Algorithm"), "every generator is Philox"
+    ),
+    **dict.fromkeys(
+        ("random.create_rng_state", "random.experimental.create_rng_state"),
+        "use tf.random.Generator.from_seed(seed).state",
+    ),
+    "random.experimental.index_shuffle": "Dataset.range(n).shuffle(n, seed) has random access",
+    "autograph.experimental.Feature": _EAGER,
+    "config.experimental.enable_op_determinism": (
+        "datasets are deterministic unless deterministic=False; tf.random.set_seed sets the seed"
+    ),
+    **dict.fromkeys(
+        (
+            "config.experimental.enable_tensor_float_32_execution",
+            "config.experimental.tensor_float_32_execution_enabled",
+        ),
+        "NumPy multiplies matrices in full precision",
+    ),
+    **dict.fromkeys(
+        ("config.experimental_connect_to_cluster", "config.experimental_connect_to_host"),
+        "strategy workers find each other by TF_CONFIG, torchrun or Slurm",
+    ),
+    "errors.OperatorNotAllowedInGraphError": "operators work everywhere: nothing is traced",
+    "nn.relu6": "write tf.clip_by_value(x, 0, 6)",
+    **dict.fromkeys(("nn.crelu", "nn.elu"), _FRAMEWORK),
+    "config.experimental.get_memory_growth": "penstock reserves no memory of devices",
     "train.load_checkpoint": "use tf.train.Checkpoint.restore",
     "train.load_variable": "use tf.train.Checkpoint.restore",
 }
 """What to write instead of single names."""
+
+
+class NamespaceType(type):
+    """The class of `Namespace`: its absent names say what to write instead."""
+
+    path: str
+
+    def __getattr__(cls, name: str) -> NoReturn:
+        raise missing_from_tf(cls.path, name, vars(cls))
+
+
+class Namespace(metaclass=NamespaceType):
+    """The base of classes that stand for small modules of TensorFlow, which have no file here.
+
+    >>> class linalg(Namespace, module="linalg"):
+    ...     "A part of `tf.linalg`."
+    >>> linalg.inv
+    Traceback (most recent call last):
+    AttributeError: tf.linalg.inv: not here; numpy.linalg works on elements as they are
+    """
+
+    path = ""
+
+    def __init_subclass__(cls, module: str) -> None:
+        cls.path = module
 
 
 def missing_from_tf(module: str, name: str, known: Iterable[str]) -> AttributeError:

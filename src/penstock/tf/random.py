@@ -17,7 +17,7 @@ from penstock.plan import seeds
 from penstock.plan.seeds import set_seed
 from penstock.tf.distributions import Draws, ElementDraws, StatelessDraws
 from penstock.tf.drawing import current_generator, is_in_element
-from penstock.tf.missing_operations import missing_from_tf
+from penstock.tf.missing_operations import Namespace, missing_from_tf
 from penstock.tf.operations import dims
 from penstock.tf.philox import Words, philox_words
 from penstock.tf.values import Tensor, as_tensor, to_array
@@ -288,7 +288,7 @@ def set_global_generator(generator: SeededGenerator) -> None:
     _global[:] = [generator]
 
 
-class experimental:  # noqa: N801
+class experimental(Namespace, module="random.experimental"):  # noqa: N801
     """Older names of the same."""
 
     Generator = Generator

@@ -1,5 +1,7 @@
 """`tf.data.experimental`: free functions, CSV files, policies, and the data service."""
 
+from typing import TYPE_CHECKING, NoReturn
+
 from penstock.data.arguments import AUTOTUNE
 from penstock.data.dataset import SHARD_HINT
 from penstock.data.experimental import service
@@ -50,6 +52,7 @@ from penstock.data.experimental.transformations import (
     unique,
 )
 from penstock.element.optional import Optional
+from penstock.missing_names import missing_from_module
 from penstock.plan.nodes import INFINITE as INFINITE_CARDINALITY
 from penstock.plan.nodes import UNKNOWN as UNKNOWN_CARDINALITY
 from penstock.plan.options import (
@@ -120,3 +123,9 @@ __all__ = [
     "unbatch",
     "unique",
 ]
+
+
+if not TYPE_CHECKING:  # A type checker would take any name.
+
+    def __getattr__(name: str) -> NoReturn:
+        raise missing_from_module("data.experimental", name, __all__)

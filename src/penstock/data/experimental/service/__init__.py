@@ -14,6 +14,8 @@ The modules that do this load when they are first needed.
 0 1 4 9 16
 """
 
+from typing import TYPE_CHECKING, NoReturn
+
 from penstock.data.experimental.service.read_options import CrossTrainerCache
 from penstock.data.experimental.service.remote_datasets import (
     distribute,
@@ -25,6 +27,7 @@ from penstock.data.experimental.service.remote_datasets import (
 )
 from penstock.data.experimental.service.saving import distributed_save
 from penstock.data.experimental.service.servers import DispatchServer, WorkerServer
+from penstock.missing_names import missing_from_module
 from penstock.plan.options import ShardingPolicy
 from penstock.service.host.server_setup import DispatcherConfig, WorkerConfig
 
@@ -43,3 +46,9 @@ __all__ = [
     "register_scheme",
     "status",
 ]
+
+
+if not TYPE_CHECKING:  # A type checker would take any name.
+
+    def __getattr__(name: str) -> NoReturn:
+        raise missing_from_module("data.experimental.service", name, __all__)
