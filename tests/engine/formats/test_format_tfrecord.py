@@ -230,6 +230,33 @@ def test_wrong_options() -> None:
         TFRecordOptions("SNAPPY")
 
 
+def test_options_of_zlib(tmp_path: Path) -> None:
+    def size_with(**options: Any) -> int:
+        path = tmp_path / "file"
+        with TFRecordWriter(str(path), TFRecordOptions(**options)) as writer:
+            for _ in range(50):
+                writer.write(b"hello world" * 10)
+        reader = gzip.decompress if options["compression_type"] == "GZIP" else zlib.decompress
+        assert len(reader(path.read_bytes())) == 6300
+        return path.stat().st_size
+
+    # TensorFlow's files have these sizes.
+    assert size_with(compression_type="GZIP", compression_level=9) == 93
+    assert size_with(compression_type="GZIP", compression_level=0) == 6323
+    assert size_with(compression_type="GZIP", compression_level=1) == 119
+    assert size_with(compression_type="ZLIB", compression_level=0) == 6311
+    size_with(compression_type="GZIP", window_bits=9, mem_level=1, compression_method=8)
+    size_with(compression_type="ZLIB", window_bits=9, flush_mode=2, compression_strategy=2)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"compression_level": 99}, {"window_bits": 40}, {"mem_level": "x"}]
+)
+def test_wrong_options_of_zlib(wrong: dict[str, Any]) -> None:
+    with pytest.raises(InvalidArgumentError, match="TFRecordOptions: zlib does not take"):
+        TFRecordOptions("GZIP", **wrong)
+
+
 def test_writer_takes_bytes_of_all_types(tmp_path: Path) -> None:
     write(tmp_path / "file", [b"a", bytearray(b"b"), memoryview(b"c"), "ü"])  # type: ignore[list-item]
     assert records_and_error(tmp_path / "file") == ([b"a", b"b", b"c", "ü".encode()], None)

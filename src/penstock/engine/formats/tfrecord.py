@@ -45,7 +45,12 @@ from penstock.engine.formats.framing import (
 )
 from penstock.engine.formats.inflate import WINDOW_BITS
 from penstock.engine.formats.records import Part, RecordReader
-from penstock.errors import DataLossError, FailedPreconditionError, InvalidTypeError
+from penstock.errors import (
+    DataLossError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    InvalidTypeError,
+)
 
 _KNOWN_HEADERS = 4096
 
@@ -198,15 +203,52 @@ class TFRecordOptions:
 
     Args:
       compression_type: `"GZIP"`, `"ZLIB"`, or `""` or None for none.
+      flush_mode: Accepted and ignored, as the sizes of the buffers are.
+      input_buffer_size: Accepted and ignored.
+      output_buffer_size: Accepted and ignored.
+      window_bits: The logarithm of the window of zlib, 9 to 15.
+      compression_level: 0 for none, 1 for the fastest, 9 for the smallest files.
+      compression_method: 8, the only one that zlib has.
+      mem_level: How much memory zlib uses, 1 to 9.
+      compression_strategy: zlib's strategy.
 
-    >>> TFRecordOptions("GZIP").compression_type
+    >>> TFRecordOptions("GZIP", compression_level=9).compression_type
     'GZIP'
     """
 
     compression_type: str | None = None
+    flush_mode: int | None = None
+    input_buffer_size: int | None = None
+    output_buffer_size: int | None = None
+    window_bits: int | None = None
+    compression_level: int | None = None
+    compression_method: int | None = None
+    mem_level: int | None = None
+    compression_strategy: int | None = None
 
     def __post_init__(self) -> None:
-        check_compression(self.compression_type, "TFRecordOptions")
+        if check_compression(self.compression_type, "TFRecordOptions"):
+            _make_deflater(self)
+
+
+def _make_deflater(options: TFRecordOptions) -> Any:
+    """The compressor of zlib with these options."""
+    bits = WINDOW_BITS[options.compression_type or ""]
+    if options.window_bits is not None:
+        bits += options.window_bits - zlib.MAX_WBITS
+    given = {
+        "level": options.compression_level,
+        "method": options.compression_method,
+        "memLevel": options.mem_level,
+        "strategy": options.compression_strategy,
+    }
+    chosen: dict[str, Any] = {name: one for name, one in given.items() if one is not None}
+    try:
+        return zlib.compressobj(wbits=bits, **chosen)
+    except (TypeError, ValueError, zlib.error) as error:
+        raise InvalidArgumentError(
+            f"TFRecordOptions: zlib does not take {chosen | {'wbits': bits}} ({error})"
+        ) from None
 
 
 class TFRecordWriter:
@@ -232,8 +274,10 @@ class TFRecordWriter:
     def __init__(self, path: Path, options: Any = None) -> None:
         call = "TFRecordWriter"
         self._path = as_path(path, call)
-        compression = check_compression(getattr(options, "compression_type", options), call)
-        self._deflater = zlib.compressobj(wbits=WINDOW_BITS[compression]) if compression else None
+        if not isinstance(options, TFRecordOptions):
+            compression = getattr(options, "compression_type", options)
+            options = TFRecordOptions(check_compression(compression, call))
+        self._deflater = _make_deflater(options) if options.compression_type else None
         self._file = create_bytes(self._path, call)
         self._closed = False
 
