@@ -3,10 +3,11 @@
 import os
 import uuid
 
+import numpy as np
 import pytest
 
 import penstock.tf as tf
-from penstock.errors import AlreadyExistsError, NotFoundError
+from penstock.errors import AlreadyExistsError, NotFoundError, PermissionDeniedError
 
 gfile = tf.io.gfile
 
@@ -97,3 +98,67 @@ def test_folders_behind_urls_are_renamed() -> None:
     gfile.rename(f"{url}/a", f"{url}/b")
     assert read(f"{url}/b/file") == "text"
     assert not gfile.exists(f"{url}/a")
+
+
+def test_a_file_has_tensorflows_calls(folder) -> None:
+    gfile.makedirs(folder)
+    path = gfile.join(folder, "text")
+    with gfile.GFile(path, "w") as file:
+        file.write("hällo\n")
+        file.write(tf.constant("world\n"))
+    with gfile.GFile(path) as file:
+        assert isinstance(file, gfile.GFile)
+        assert (file.name, file.mode, file.size()) == (path, "r", 13)
+        assert (file.readline(), file.tell()) == ("hällo\n", 7)
+        assert (next(file), file.tell(), file.seekable()) == ("world\n", 13, True)
+        file.seek(-3, 2)
+        assert file.read() == "ld\n"
+        file.seek(offset=7)
+        assert file.read(n=2) == "wo"
+        file.seek(1, 1)
+        assert file.read(1) == "l"
+        file.seek(position=0)
+        assert file.readlines() == ["hällo\n", "world\n"]
+        with pytest.raises(StopIteration):
+            file.next()
+        with pytest.raises(PermissionDeniedError, match="is not open for writing, but with mode"):
+            file.write("x")
+        with pytest.raises(AttributeError, match="GFile has no attribute _missing"):
+            getattr(file, "_missing")  # noqa: B009
+    with gfile.GFile(path, "rb") as file:
+        assert [len(line) for line in file] == [7, 6]
+    with (
+        gfile.GFile(path, "a") as file,
+        pytest.raises(PermissionDeniedError, match="is not open for reading, but with mode 'a'"),
+    ):
+        file.read()
+
+
+def test_arrays_are_saved_and_loaded(folder) -> None:
+    gfile.makedirs(folder)
+    path = gfile.join(folder, "array.npy")
+    with gfile.GFile(path, "wb") as file:
+        np.save(file, np.arange(3))
+    with gfile.GFile(path, "rb") as file:
+        assert np.load(file).tolist() == [0, 1, 2]
+
+
+def test_patterns_match_as_in_tensorflow(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "d").mkdir()
+    for name in ("a1.txt", "a2.txt", ".hidden", "d/a3.txt"):
+        (tmp_path / name).touch()
+    recorded = {
+        "a*.txt": ["./a1.txt", "./a2.txt"],
+        "./a*.txt": ["./a1.txt", "./a2.txt"],
+        "a[12].txt": ["./a1.txt", "./a2.txt"],
+        "d/*.txt": ["d/a3.txt"],
+        "*/a*.txt": ["./d/a3.txt"],
+        "a1.txt": ["a1.txt"],
+        "d": ["d"],
+        "no*": [],
+        "*": ["./.hidden", "./a1.txt", "./a2.txt", "./d"],
+    }
+    assert {pattern: gfile.glob(pattern) for pattern in recorded} == recorded
+    assert gfile.glob(["d/*", "a1*", "a1.txt"]) == ["d/a3.txt", "./a1.txt", "a1.txt"]
+    assert gfile.glob([]) == []

@@ -6,7 +6,6 @@ A path with `://` in it is fsspec's, as everywhere in penstock; every other path
 from __future__ import annotations
 
 import contextlib
-import glob as python_glob
 import io
 import os
 import shutil
@@ -15,7 +14,8 @@ from typing import Any, NamedTuple, NoReturn
 
 from penstock.engine.formats import files
 from penstock.engine.formats.remote_files import connect
-from penstock.errors import AlreadyExistsError, NotFoundError
+from penstock.errors import AlreadyExistsError, NotFoundError, PermissionDeniedError
+from penstock.missing_names import attribute_error
 from penstock.tf.missing_operations import missing_from_tf
 from penstock.tf.values import Tensor
 
@@ -55,9 +55,94 @@ def _name_errors(call: str, path: str) -> Iterator[None]:
             raise AlreadyExistsError(f"tf.io.gfile.{call}: {path!r} exists") from None
 
 
-def GFile(name: Any, mode: str = "r") -> Any:  # noqa: N802
-    """An open file."""
-    path = _path(name)
+class GFile:
+    """An open file: Python's, with the calls that only TensorFlow's has.
+
+    >>> import os, tempfile
+    >>> name = os.path.join(tempfile.mkdtemp(), "text")
+    >>> with GFile(name, "w") as file:
+    ...     _ = file.write("one")
+    >>> with GFile(name) as file:
+    ...     print(file.size(), file.read())
+    3 one
+    """
+
+    def __init__(self, name: Any, mode: str = "r") -> None:
+        self.name = name
+        self.mode = mode
+        self._path = _path(name)
+        self._file = _open(self._path, mode)
+
+    def size(self) -> int:
+        """The number of bytes in the file, without those that `flush` still has to write."""
+        return stat(self._path).length
+
+    def read(self, n: int = -1) -> Any:
+        """The next `n` characters, or bytes of a file that is open with "rb"; -1 for all."""
+        self._check_mode("reading", "r+")
+        return self._file.read(n)
+
+    def write(self, file_content: Any) -> int:
+        """Writes text, or bytes to a file that is open with "wb"."""
+        given = file_content.numpy() if isinstance(file_content, Tensor) else file_content
+        if isinstance(given, bytes) and "b" not in self.mode:
+            given = given.decode()
+        self._check_mode("writing", "wax+")
+        return int(self._file.write(given))
+
+    def readline(self, *args: int) -> Any:
+        """The next line; an empty one at the end."""
+        self._check_mode("reading", "r+")
+        return self._file.readline(*args)
+
+    def readlines(self) -> list[Any]:
+        """All lines that are left."""
+        return list(self)
+
+    def seek(self, offset: int = 0, whence: int = 0, position: int | None = None) -> int:
+        """Moves to a position: from the beginning, from here (1) or from the end (2)."""
+        if position is not None:
+            return int(self._file.seek(position))
+        # Files of text only seek from the beginning.
+        if whence == 1:
+            offset += self._file.tell()
+        elif whence == 2:
+            offset += self.size()
+        return int(self._file.seek(offset))
+
+    def __iter__(self) -> Iterator[Any]:
+        # Not Python's iterator: `tell` does not work inside of it.
+        return iter(self.readline, b"" if "b" in self.mode else "")
+
+    def __next__(self) -> Any:
+        if line := self.readline():
+            return line
+        raise StopIteration
+
+    next = __next__
+
+    def __enter__(self) -> GFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def __getattr__(self, name: str) -> Any:
+        """What Python's files have: `tell`, `flush`, `close`, `readinto` and others."""
+        if name.startswith("_"):
+            raise attribute_error(f"GFile has no attribute {name}")
+        return getattr(self._file, name)
+
+    def _check_mode(self, purpose: str, letters: str) -> None:
+        if not any(letter in self.mode for letter in letters):
+            raise PermissionDeniedError(
+                f"tf.io.gfile.GFile: {self._path!r} is not open for {purpose}, "
+                f"but with mode {self.mode!r}"
+            )
+
+
+def _open(path: str, mode: str) -> Any:
+    """The file of Python or of fsspec."""
     encoding = None if "b" in mode else "utf-8"
     with _name_errors("GFile", path):
         if not _is_remote(path):
@@ -114,16 +199,13 @@ def listdir(path: Any) -> list[str]:
 
 
 def glob(pattern: Any) -> list[str]:
-    """The files that match one or several patterns, sorted."""
+    """The files that match one or several patterns, those of each pattern sorted.
+
+    They begin with `./` if the first part of the pattern has a wildcard, as in TensorFlow.
+    """
     patterns = pattern if isinstance(pattern, list | tuple) else [pattern]
-    return sorted(path for one in patterns for path in _matches(_path(one)))
-
-
-def _matches(pattern: str) -> list[str]:
-    if not _is_remote(pattern):
-        return python_glob.glob(pattern)
-    with _name_errors("glob", pattern):
-        return files.find_remote(pattern)
+    call = "tf.io.gfile.glob"
+    return [path for one in patterns for path in sorted(files.find_matches(_path(one), call))]
 
 
 def mkdir(path: Any) -> None:

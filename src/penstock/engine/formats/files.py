@@ -350,7 +350,7 @@ def expand(patterns: Path | Iterable[Path], call: str = "Dataset.list_files") ->
     if isinstance(patterns, str | bytes | os.PathLike):
         patterns = [patterns]
     names = [as_path(pattern, call) for pattern in patterns]
-    found = [path for name in names for path in _matches(name, call)]
+    found = [path for name in names for path in find_matches(name, call)]
     if not found:
         wanted = ", ".join(map(repr, names)) or "an empty list of patterns"
         remedy = "check the pattern and the working directory"
@@ -360,7 +360,8 @@ def expand(patterns: Path | Iterable[Path], call: str = "Dataset.list_files") ->
     return sorted(found, key=os.fsencode)
 
 
-def _matches(pattern: str, call: str) -> list[str]:
+def find_matches(pattern: str, call: str) -> list[str]:
+    """The files that match one pattern, in any order."""
     if "://" in pattern:
         with translate_errors(pattern, call):
             return find_remote(pattern)
