@@ -1,5 +1,7 @@
 """`tf.train.Example` and its parts; the recorded cases hold the bytes that protobuf writes."""
 
+import pickle
+
 import numpy as np
 import pytest
 
@@ -155,3 +157,17 @@ def test_parts_are_dicts_of_their_fields():
         train.Feature(int64_list=[1])
     with pytest.raises(InvalidArgumentError, match="Int64List: has no field 'values'; its fields"):
         train.Feature(int64_list={"values": [1]})
+
+
+def test_numbers_have_the_dtypes_of_their_lists():
+    floats, integers = tf.train.FloatList(value=[0.1]).value, tf.train.Int64List(value=[1]).value
+    assert (np.array(floats).dtype, np.array(integers).dtype) == (np.float32, np.int64)
+    assert np.array(tf.train.Int64List().value).dtype == np.int64
+    assert np.array(floats, np.float64).dtype == np.float64
+    assert np.sum([floats, floats]).dtype == np.float32
+    assert (tf.constant(floats).dtype, tf.constant(integers).dtype) == (tf.float32, tf.int64)
+    assert tf.constant(integers, tf.int32).dtype == tf.int32
+    assert floats == [np.float32(0.1).item()]
+    again = pickle.loads(pickle.dumps(integers))
+    assert again == [1]
+    assert np.array(again).dtype == np.int64

@@ -267,6 +267,9 @@ def to_array(value: Any, dtype: Any = None, call: str = "convert_to_tensor") -> 
     if isinstance(value, Tensor):
         value = _VIEW(value, np.ndarray)
         kind = np.ndarray
+    elif kind is not list and isinstance(value, list) and hasattr(value, "__array__"):
+        # The numbers of `tf.train.Int64List` and `FloatList` have a dtype.
+        value, kind = np.asarray(value), np.ndarray
     if kind is np.ndarray and value.dtype.kind not in "USO":
         return value if dtype is None else _cast_known(call, value, as_dtype(dtype))
     if dtype is not None and isinstance(value, np.number):

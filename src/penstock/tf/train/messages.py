@@ -37,6 +37,7 @@ from penstock.engine.formats.examples.writing import (
 )
 from penstock.errors import InvalidArgumentError, InvalidTypeError
 from penstock.tf.train import message_texts
+from penstock.tf.train.number_lists import NumberList
 from penstock.tf.values import Tensor, plain_leaf, to_array
 
 
@@ -137,6 +138,8 @@ class _ValueList(_SerializedMessage):
     kind: ClassVar[Kind]
     types: ClassVar[tuple[type, ...]]
     allowed: ClassVar[frozenset[type]]
+    dtype: ClassVar[type[np.generic] | None] = None
+    """The dtype of numbers; None for strings."""
 
     def __init_subclass__(cls) -> None:
         cls.allowed = frozenset(cls.types)
@@ -149,7 +152,8 @@ class _ValueList(_SerializedMessage):
         if isinstance(value, Tensor):
             value = to_array(value).ravel()
         is_row = isinstance(value, np.ndarray) and value.ndim == 1
-        self.value = value.tolist() if is_row else list(value)  # type: ignore[attr-defined]
+        given = value.tolist() if is_row else list(value)  # type: ignore[attr-defined]
+        self.value: list[Any] = given if self.dtype is None else NumberList(given, self.dtype)
         self.check()
 
     def check(self) -> None:
@@ -222,6 +226,7 @@ class FloatList(_ValueList):
 
     kind = Kind.FLOAT
     types = (float, int, bool)
+    dtype = np.float32
 
     def __init__(self, value: Iterable[Any] = ()) -> None:
         super().__init__(value)
@@ -229,7 +234,7 @@ class FloatList(_ValueList):
 
     def as_array(self) -> Any:
         with np.errstate(over="ignore"):
-            return np.array(self.value, np.float32)
+            return np.array(list(self.value), np.float32)
 
 
 class Int64List(_ValueList):
@@ -237,10 +242,11 @@ class Int64List(_ValueList):
 
     kind = Kind.INT64
     types = (int, bool)
+    dtype = np.int64
 
     def as_array(self) -> Any:
         try:
-            return np.array(self.value, np.int64)
+            return np.array(list(self.value), np.int64)
         except OverflowError as error:
             raise InvalidArgumentError(f"Int64List: {error}") from None
 
