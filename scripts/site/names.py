@@ -47,7 +47,7 @@ PORTED: dict[str, tuple[str, tuple[str, ...]]] = {
         (
             *("penstock.tf.lookup", "penstock.tf.random", "penstock.tf.debugging"),
             *("penstock.tf.autograph", "penstock.tf.dtypes", "penstock.tf.experimental"),
-            *("penstock.tf.config", "penstock.tf.errors"),
+            *("penstock.tf.config", "penstock.tf.distribute", "penstock.tf.errors"),
         ),
     ),
 }

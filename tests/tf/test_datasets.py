@@ -381,3 +381,43 @@ def test_a_decorated_function_keeps_its_name_and_takes_ragged_rows():
 
     assert double.__name__ == "double"
     assert double(tf.ragged.constant([[1], [2, 3]])).to_list() == [[2], [4, 6]]
+
+
+def test_replicas_have_numbers_that_are_tensors():
+    def find():
+        replica = tf.distribute.get_replica_context()
+        assert isinstance(replica, tf.distribute.ReplicaContext)
+        number = replica.replica_id_in_sync_group
+        total = replica.all_reduce("SUM", tf.cast(number, tf.float32))
+        merged = replica.merge_call(lambda strategy, x: strategy.reduce("SUM", x, None), (number,))
+        return number, total, merged
+
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    numbers, totals, merged = map(strategy.experimental_local_results, strategy.run(find))
+    assert [(one.numpy(), one.dtype) for one in numbers] == [(0, tf.int32), (1, tf.int32)]
+    assert [float(one) for one in (*totals, *merged)] == [1.0] * len((*totals, *merged))
+    one = tf.distribute.OneDeviceStrategy("CPU:0")
+    assert one.run(find)[0].numpy() == 0
+    # Outside of a strategy the number is Python's, as in TensorFlow.
+    assert tf.distribute.get_replica_context().replica_id_in_sync_group == 0
+    assert type(tf.distribute.get_replica_context().replica_id_in_sync_group) is int
+    with strategy.scope():
+        assert tf.distribute.get_replica_context() is None
+
+
+def test_optionals_answer_with_tensors():
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    dataset = tf.data.Dataset.range(2).batch(2)
+    steps = iter(strategy.experimental_distribute_dataset(dataset))
+    first = steps.get_next_as_optional()
+    assert first.has_value().numpy() == np.True_
+    assert [int(x[0]) for x in strategy.experimental_local_results(first.get_value())] == [0, 1]
+    assert steps.get_next_as_optional().has_value().numpy() == np.False_
+    for kind in (tf.experimental.Optional, tf.data.experimental.Optional):
+        made = kind.from_value({"a": tf.constant(1)})
+        assert made.has_value().numpy() == np.True_
+        assert made.get_value()["a"].numpy() == 1
+        assert not kind.empty(tf.TensorSpec([])).has_value().numpy()
+    plain = penstock.distribute.MirroredStrategy(["CPU:0"])
+    steps = iter(plain.experimental_distribute_dataset(penstock.data.Dataset.range(1).batch(1)))
+    assert steps.get_next_as_optional().has_value() is True

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
+
+import numpy as np
 
 from penstock.element.spec import OptionalSpec
 from penstock.element.values import as_element, spec_of
@@ -18,11 +21,15 @@ class Optional:
     (np.int32(3), False)
     """
 
-    __slots__ = ("_spec", "_value")
+    __slots__ = ("_present", "_spec", "_value")
 
-    def __init__(self, value: Any, element_spec: Any) -> None:
+    def __init__(
+        self, value: Any, element_spec: Any, present: Callable[[Any], Any] | None = None
+    ) -> None:
         self._value = value
         self._spec = element_spec
+        self._present = present
+        """What becomes of the answer of `has_value`: ported code gets a tensor."""
 
     @classmethod
     def from_value(cls, value: Any) -> Optional:
@@ -30,14 +37,19 @@ class Optional:
         return cls(element, spec_of(element))
 
     @classmethod
-    def empty(cls, element_spec: Any) -> Optional:
-        return cls(_NOTHING, element_spec)
+    def empty(cls, element_spec: Any, present: Callable[[Any], Any] | None = None) -> Optional:
+        return cls(_NOTHING, element_spec, present)
 
-    def has_value(self, name: str | None = None) -> bool:
+    def has_value(self, name: str | None = None) -> Any:
+        """Whether there is an element."""
+        return self._is_full if self._present is None else self._present(np.bool_(self._is_full))
+
+    @property
+    def _is_full(self) -> bool:
         return self._value is not _NOTHING
 
     def get_value(self, name: str | None = None) -> Any:
-        if self._value is _NOTHING:
+        if not self._is_full:
             raise InvalidArgumentError(
                 "Optional.get_value: the given optional does not have a value; "
                 "ask has_value() first"
@@ -52,4 +64,4 @@ class Optional:
         return OptionalSpec(self.element_spec)
 
     def __repr__(self) -> str:
-        return f"<Optional {self._value if self.has_value() else 'empty'}>"
+        return f"<Optional {self._value if self._is_full else 'empty'}>"

@@ -10,7 +10,6 @@ plain penstock stays plain NumPy.
 [b'1', b'22']
 """
 
-from penstock import distribute
 from penstock.distribute.values.indexed_slices import IndexedSlices
 from penstock.distribute.values.variables import (
     VariableAggregation,
@@ -50,6 +49,7 @@ from penstock.tf import (
     config,
     data,
     debugging,
+    distribute,
     dtypes,
     errors,
     experimental,

@@ -2,8 +2,8 @@
 
 from typing import NoReturn
 
-from penstock.element.optional import Optional
 from penstock.tf.missing_operations import missing_from_tf
+from penstock.tf.ported_datasets import PortedOptional as Optional
 
 __all__ = ["Optional"]
 

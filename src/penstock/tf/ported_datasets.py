@@ -72,12 +72,23 @@ class PortedIterator(Iterator):
 
 
 class PortedOptional(Optional):
-    """An element, or no element: `has_value` returns a tensor."""
+    """An element, or no element: `has_value` and `get_value` return tensors.
+
+    >>> PortedOptional.from_value(3).get_value().numpy()
+    np.int32(3)
+    """
 
     __slots__ = ()
 
+    @classmethod
+    def from_value(cls, value: Any) -> Optional:
+        return super().from_value(unwrap(value))
+
     def has_value(self, name: str | None = None) -> Any:
-        return as_tensor(np.bool_(super().has_value()))
+        return as_tensor(np.bool_(self._is_full))
+
+    def get_value(self, name: str | None = None) -> Any:
+        return wrap(super().get_value(name))
 
 
 def _wrap_column(column: Column) -> list[Any]:

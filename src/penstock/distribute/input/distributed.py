@@ -192,8 +192,8 @@ class DistributedIterator(PublicNames):
         try:
             value = self._next("get_next_as_optional")[1]
         except StopIteration:
-            return Optional.empty(lambda: self.element_spec)
-        return Optional(value, lambda: self.element_spec)
+            return Optional.empty(lambda: self.element_spec, self._plan.present)
+        return Optional(value, lambda: self.element_spec, self._plan.present)
 
     @property
     def element_spec(self) -> Any:

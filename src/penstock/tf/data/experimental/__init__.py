@@ -9,6 +9,7 @@ from penstock.tf.lookup import index_table_from_dataset, table_from_dataset
 from penstock.tf.missing_operations import missing_from_tf
 from penstock.tf.ported_datasets import (
     PortedCsvDataset,
+    PortedOptional,
     PortedRecordsWriter,
     PortedReducer,
     PortedSqlDataset,
@@ -19,6 +20,7 @@ from penstock.tf.ported_datasets import (
 _OWN = {
     "service": service,
     "CsvDataset": PortedCsvDataset,
+    "Optional": PortedOptional,
     "Reducer": PortedReducer,
     "SqlDataset": PortedSqlDataset,
     "TFRecordWriter": PortedRecordsWriter,
