@@ -228,7 +228,7 @@ def _row_tensor(replicas: Replicas, value: Any, index: int, axis: int, call: str
         )
     if is_text and replicas.collectives is not None:
         raise InvalidTypeError(f"{call}: strings cannot be gathered from other processes")
-    if not tensor.shape:
+    if len(tensor.shape) == 0:
         raise single_number_error(axis, call)
     _axes(tensor, axis, call)
     return tensor

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.errors import InvalidTypeError
+from penstock.errors import InvalidArgumentError, InvalidTypeError
 
 
 class DType:
@@ -21,6 +21,8 @@ class DType:
     (tf.int32, True, <class 'object'>)
     >>> int32.max, int32.min, int32.size
     (2147483647, -2147483648, 4)
+    >>> as_dtype("uint8").limits, as_dtype("complex64").real_dtype
+    ((0, 255), tf.float32)
     """
 
     __slots__ = ("dtype", "name")
@@ -62,6 +64,51 @@ class DType:
         return self
 
     @property
+    def is_numeric(self) -> bool:
+        return self.dtype.kind in "iufc" or self.name == "bfloat16"
+
+    @property
+    def is_quantized(self) -> bool:
+        return False
+
+    @property
+    def is_numpy_compatible(self) -> bool:
+        return True
+
+    @property
+    def real_dtype(self) -> DType:
+        """The dtype of the real part of a complex number; else this one."""
+        parts = {"complex64": "float32", "complex128": "float64"}
+        return _BY_NAME[parts[self.name]] if self.is_complex else self
+
+    @property
+    def limits(self) -> tuple[Any, Any]:
+        """What images of this dtype hold: 0 to 1 for floats, 0 to the greatest integer."""
+        if self.name in ("float32", "float64"):
+            return 0, 1
+        if not self.is_integer and not self.is_bool:
+            raise InvalidArgumentError(f"DType.limits: {self.name} has no limits")
+        return 0, self.max
+
+    def is_compatible_with(self, other: Any) -> bool:
+        """Whether both are the same dtype.
+
+        >>> as_dtype("int32").is_compatible_with(np.int32)
+        True
+        """
+        if other is None:
+            raise InvalidTypeError("DType.is_compatible_with: None is not a data type")
+        return as_dtype(other) == self
+
+    def is_subtype_of(self, other: Any) -> bool:
+        """Whether both are the same dtype.
+
+        >>> as_dtype("int32").is_subtype_of(as_dtype("int64"))
+        False
+        """
+        return isinstance(other, DType) and other == self
+
+    @property
     def max(self) -> Any:
         """The greatest value."""
         return _limit(self, "max")
@@ -73,9 +120,12 @@ class DType:
 
     def __getattr__(self, name: str) -> Any:
         """What NumPy's dtype has: libraries read `x.dtype.kind` of arrays."""
-        if name.startswith("_"):
-            raise AttributeError(f"DType has no attribute {name}")
-        return getattr(self.dtype, name)
+        if not name.startswith("_"):
+            try:
+                return getattr(self.dtype, name)
+            except AttributeError:
+                pass
+        raise AttributeError(f"DType has no attribute {name}")
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, DType):

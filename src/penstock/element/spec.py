@@ -15,12 +15,13 @@ import numpy as np
 
 from penstock.element import dtypes, nest
 from penstock.element.dtypes import DType, as_dtype
+from penstock.element.shape_relations import ShapeRelations
 from penstock.errors import InvalidArgumentError, InvalidTypeError, UnfitTypeError
 
 Dims = tuple[int | None, ...]
 
 
-class TensorShape:
+class TensorShape(ShapeRelations):
     """Dimensions, each a number or None if unknown; `TensorShape(None)` has an unknown rank.
 
     >>> TensorShape([None, 2]), TensorShape(None)
@@ -116,6 +117,9 @@ class TensorShape:
 
     def __len__(self) -> int:
         return len(self._known_rank())
+
+    def __bool__(self) -> bool:
+        return self.dims is not None
 
     def __getitem__(self, key: Any) -> Any:
         part = self._known_rank()[key]
