@@ -421,3 +421,27 @@ def test_optionals_answer_with_tensors():
     plain = penstock.distribute.MirroredStrategy(["CPU:0"])
     steps = iter(plain.experimental_distribute_dataset(penstock.data.Dataset.range(1).batch(1)))
     assert steps.get_next_as_optional().has_value() is True
+
+
+def test_arguments_of_resolvers_and_strategies():
+    resolvers = tf.distribute.cluster_resolver
+    cluster = resolvers.ClusterSpec({"worker": ["a:1", "b:2"]})
+    options = {"environment": "prod", "num_accelerators": {"GPU": 2}, "rpc_layer": "grpc"}
+    made = resolvers.SimpleClusterResolver(cluster, "m:1", "worker", 1, **options)
+    assert (made.environment, made.rpc_layer) == ("prod", "grpc")
+    assert made.num_accelerators() == {"GPU": 2}
+    assert (made.master(), made.master("worker", 1)) == ("grpc://m:1", "grpc://b:2")
+    assert made.master("worker", 0, "x") == "x://a:1"
+    plain = resolvers.SimpleClusterResolver(cluster)
+    assert (plain.environment, plain.num_accelerators(), plain.rpc_layer) == ("", {}, None)
+    assert plain.master("worker", 1) == "b:2"
+    experimental = tf.distribute.experimental
+    ring = experimental.CommunicationImplementation.RING
+    assert experimental.MultiWorkerMirroredStrategy(communication=ring).num_replicas_in_sync >= 1
+
+
+def test_wrong_arguments_of_products():
+    with pytest.raises(ValueError, match="tf.matmul: a matrix is transposed or adjoint, not both"):
+        tf.matmul([[1]], [[1]], transpose_b=True, adjoint_b=True)
+    with pytest.raises(ValueError, match="index_type must be int16, int32 or int64, got float32"):
+        tf.math.top_k([1], index_type=tf.float32)

@@ -56,19 +56,38 @@ class SimpleClusterResolver(_KnownCluster):
         master: str = "",
         task_type: str | None = None,
         task_id: int | None = None,
+        environment: str = "",
+        num_accelerators: dict[str, int] | None = None,
+        rpc_layer: str | None = None,
     ) -> None:
         listed = isinstance(cluster_spec, list | tuple)
         self._spec = ClusterSpec({"worker": cluster_spec} if listed else cluster_spec)
         self._master = master
         self.task_type = "worker" if listed and task_type is None else task_type
         self.task_id = task_id
+        self._environment = environment
+        self._accelerators = dict(num_accelerators or {})
+        self.rpc_layer = rpc_layer
+
+    @property
+    def environment(self) -> str:
+        return self._environment
+
+    def num_accelerators(self, *_: Any, **__: Any) -> dict[str, int]:
+        """The accelerators of a task by their kind, as they were given.
+
+        >>> SimpleClusterResolver(["a:1"], num_accelerators={"GPU": 2}).num_accelerators()
+        {'GPU': 2}
+        """
+        return dict(self._accelerators)
 
     def master(
         self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None
     ) -> str:
-        if task_type is None and self._master:
-            return self._master
-        return super().master(task_type, task_id, rpc_layer)
+        is_given = task_type is None and bool(self._master)
+        address = self._master if is_given else super().master(task_type, task_id)
+        layer = rpc_layer or self.rpc_layer
+        return f"{layer}://{address}" if layer else address
 
 
 class TFConfigClusterResolver(_KnownCluster):

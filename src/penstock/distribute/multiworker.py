@@ -89,6 +89,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         cluster_resolver: Finds the workers and the number of this one; by default from the first
             of `TF_CONFIG`, torchrun's and Slurm's variables that is set.
         communication_options: `CommunicationOptions`.
+        communication: The implementation alone; TensorFlow's experimental class has it.
         backend: "numpy", "torch" or "jax", as in `MirroredStrategy`. NumPy's arrays are sent
             by torch.distributed, so more than one process needs torch.
         devices: The devices of this process, equally many in each process; by default all devices,
@@ -105,10 +106,13 @@ class MultiWorkerMirroredStrategy(Strategy):
         cluster_resolver: Any = None,
         communication_options: Any = None,
         *,
+        communication: Any = None,
         backend: str | None = None,
         devices: Any = None,
         timeout: float | None = None,
     ) -> None:
+        if communication is not None and communication_options is None:
+            communication_options = CommunicationOptions(implementation=communication)
         options = _options(communication_options)
         self._resolver = _resolver(cluster_resolver, os.environ)
         group = membership(self._resolver, CALL)

@@ -168,12 +168,13 @@ _PYTHON |= {complex: "complex128", object: "string"}
 _ALIASES = {"double": "float64", "half": "float16", "str": "string", "object": "string"}
 
 
-def as_dtype(value: Any) -> DType:
+def as_dtype(type_value: Any) -> DType:
     """The `DType` for a DType, a NumPy dtype or scalar type, a Python type or a name.
 
     >>> as_dtype("float32"), as_dtype(np.int64), as_dtype(bool)
     (tf.float32, tf.int64, tf.bool)
     """
+    value = type_value
     if isinstance(value, DType):
         return value
     if isinstance(value, type) and value in _PYTHON:

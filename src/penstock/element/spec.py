@@ -173,9 +173,10 @@ class TypeSpec:
         """Whether `value` has the type, dtype and shape of this spec."""
         raise AssertionError(f"{type(self).__name__} does not define fits()")
 
-    def is_compatible_with(self, value: Any) -> bool:
+    def is_compatible_with(self, spec_or_value: Any) -> bool:
         """Whether a value, or some value of another spec, has the type and shape of this spec."""
-        return self._overlaps(value) if isinstance(value, TypeSpec) else self.fits(value)
+        given = spec_or_value
+        return self._overlaps(given) if isinstance(given, TypeSpec) else self.fits(given)
 
     def _overlaps(self, other: TypeSpec) -> bool:
         """Whether a value can fit both specs."""
@@ -256,6 +257,9 @@ class TensorSpec(TypeSpec):
         if not isinstance(other, TensorSpec) or other.dtype != self.dtype:
             return None
         return TensorSpec(self.shape.relax(other.shape), self.dtype)
+
+    def is_compatible_with(self, spec_or_tensor: Any) -> bool:
+        return super().is_compatible_with(spec_or_tensor)
 
     def _overlaps(self, other: TypeSpec) -> bool:
         return (

@@ -76,7 +76,6 @@ def _sign(call: str, compute: Callable[[Any], Any]) -> Callable[..., None]:
 
 
 assert_equal = _compare("assert_equal", np.equal)
-assert_none_equal = _compare("assert_none_equal", np.not_equal)
 assert_less = _compare("assert_less", np.less)
 assert_less_equal = _compare("assert_less_equal", np.less_equal)
 assert_greater = _compare("assert_greater", np.greater)
@@ -85,6 +84,16 @@ assert_positive = _sign("assert_positive", lambda x: x > 0)
 assert_negative = _sign("assert_negative", lambda x: x < 0)
 assert_non_negative = _sign("assert_non_negative", lambda x: x >= 0)
 assert_non_positive = _sign("assert_non_positive", lambda x: x <= 0)
+
+
+_assert_none_equal = _compare("assert_none_equal", np.not_equal)
+
+
+def assert_none_equal(
+    x: Any, y: Any, summarize: Any = None, message: str | None = None, name: Any = None
+) -> None:
+    """Raises InvalidArgumentError unless `none_equal` holds."""
+    _assert_none_equal(x, y, message)
 
 
 def assert_near(

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock.element.dtypes import as_dtype
 from penstock.errors import InternalError, InvalidArgumentError, InvalidTypeError
 from penstock.tf.operations import binary, elementwise, numbers, on_both, operation, unary
 from penstock.tf.values import Array, check_matrices, divide_arrays, match_operands, to_array
@@ -38,16 +39,16 @@ sinh = unary("sinh", np.sinh)
 cosh = unary("cosh", np.cosh)
 tanh = unary("tanh", np.tanh)
 sigmoid = unary("sigmoid", _sigmoid)
-softplus = unary("softplus", lambda x: np.logaddexp(x, 0).astype(x.dtype), "f")
+softplus = unary("softplus", lambda x: np.logaddexp(x, 0).astype(x.dtype), "f", "features")
 erf = unary("erf", np.vectorize(python_math.erf, otypes=[np.float64]), "f")
 acosh = unary("acosh", np.arccosh)
 asinh = unary("asinh", np.arcsinh)
 atanh = unary("atanh", np.arctanh)
-angle = unary("angle", np.angle)
+angle = unary("angle", np.angle, first="input")
 conj = unary("conj", np.conj, "iufc")
-softsign = unary("softsign", lambda x: x / (1 + np.abs(x)), "f")
+softsign = unary("softsign", lambda x: x / (1 + np.abs(x)), "f", "features")
 log_sigmoid = unary("log_sigmoid", lambda x: -np.logaddexp(-x, 0).astype(x.dtype), "f")
-relu = unary("relu", lambda x: np.maximum(x, 0), "iuf")
+relu = unary("relu", lambda x: np.maximum(x, 0), "iuf", "features")
 floor = unary("floor", np.floor, "f")
 ceil = unary("ceil", np.ceil, "f")
 rint = unary("rint", np.rint, "f")
@@ -59,8 +60,8 @@ is_nan = unary("is_nan", np.isnan, "f")
 is_inf = unary("is_inf", np.isinf, "f")
 is_finite = unary("is_finite", np.isfinite, "f")
 logical_not = unary("logical_not", np.logical_not, "b")
-real = unary("real", np.real, "fc")
-imag = unary("imag", np.imag, "fc")
+real = unary("real", np.real, "fc", "input")
+imag = unary("imag", np.imag, "fc", "input")
 
 
 def _divide(x: Any, y: Any) -> Any:
@@ -209,13 +210,31 @@ def l2_normalize(x: Any, axis: Any = None, epsilon: float = 1e-12, name: str | N
 
 @operation
 def matmul(
-    a: Any, b: Any, transpose_a: bool = False, transpose_b: bool = False, name: str | None = None
+    a: Any,
+    b: Any,
+    transpose_a: bool = False,
+    transpose_b: bool = False,
+    adjoint_a: bool = False,
+    adjoint_b: bool = False,
+    a_is_sparse: bool = False,
+    b_is_sparse: bool = False,
+    output_type: Any = None,
+    grad_a: bool = False,
+    grad_b: bool = False,
+    name: str | None = None,
 ) -> Any:
     """The product of matrices."""
+    if (transpose_a and adjoint_a) or (transpose_b and adjoint_b):
+        raise InvalidArgumentError("tf.matmul: a matrix is transposed or adjoint, not both")
+    if output_type is not None:
+        kind = as_dtype(output_type).dtype
+        a, b = (to_array(one).astype(kind) for one in (a, b))
     left, right = (np.asarray(one) for one in match_operands("matmul", (a, b)))
     check_matrices("tf.matmul", left, right)
-    left = left.swapaxes(-1, -2) if transpose_a else left
-    return np.matmul(left, right.swapaxes(-1, -2) if transpose_b else right)
+    left = np.conj(left) if adjoint_a else left
+    right = np.conj(right) if adjoint_b else right
+    left = left.swapaxes(-1, -2) if transpose_a or adjoint_a else left
+    return np.matmul(left, right.swapaxes(-1, -2) if transpose_b or adjoint_b else right)
 
 
 @operation

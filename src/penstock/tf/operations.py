@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any, ParamSpec
 
@@ -57,8 +58,13 @@ def elementwise(function: Callable[P, Any]) -> Callable[P, Any]:
     return on_ragged
 
 
-def unary(name: str, compute: Callable[[Any], Any], kinds: str = "fc") -> Callable[..., Any]:
-    """An operation on numbers of the given kinds ("i" for integers, "f" for floats, ...)."""
+def unary(
+    name: str, compute: Callable[[Any], Any], kinds: str = "fc", first: str = "x"
+) -> Callable[..., Any]:
+    """An operation on numbers of the given kinds ("i" for integers, "f" for floats, ...).
+
+    `first` is TensorFlow's name of the argument.
+    """
 
     def call(x: Any, name: str | None = None) -> Any:
         array = numbers(call.__name__, x, kinds)
@@ -67,7 +73,20 @@ def unary(name: str, compute: Callable[[Any], Any], kinds: str = "fc") -> Callab
 
     call.__name__ = call.__qualname__ = name
     call.__doc__ = f"`{name}` of every number."
-    return elementwise(call)
+    made = elementwise(call)
+    return made if first == "x" else _rename_first(made, first)
+
+
+def _rename_first(call: Callable[..., Any], first: str) -> Callable[..., Any]:
+    """A call whose first argument has another name."""
+
+    @functools.wraps(call)
+    def renamed(*args: Any, **named: Any) -> Any:
+        return call(named.pop(first), *args, **named) if first in named else call(*args, **named)
+
+    old, *others = inspect.signature(call).parameters.values()
+    renamed.__dict__["__signature__"] = inspect.Signature([old.replace(name=first), *others])
+    return renamed
 
 
 def _result_dtype(array: Array, compute: Callable[[Any], Any]) -> Any:

@@ -218,14 +218,29 @@ def searchsorted(
 
 
 @operation
-def top_k(input: Any, k: Any = 1, sorted: bool = True, name: str | None = None) -> Any:
+def top_k(
+    input: Any,
+    k: Any = 1,
+    sorted: bool = True,
+    index_type: Any = np.int32,
+    name: str | None = None,
+) -> Any:
     """The `k` greatest values of each row, and their indices."""
     array = numbers("math.top_k", input, "iuf")
     if not array.ndim or not 0 <= int(k) <= array.shape[-1]:
         raise InvalidArgumentError(f"tf.math.top_k: k is {int(k)}, but the shape is {array.shape}")
     rising = np.flip(np.argsort(np.flip(array, -1), -1, kind="stable"), -1)
     order = (array.shape[-1] - 1 - rising)[..., : int(k)]
-    return TopK(np.take_along_axis(array, order, -1), order.astype(np.int32))
+    return TopK(np.take_along_axis(array, order, -1), order.astype(_index_dtype(index_type)))
+
+
+def _index_dtype(index_type: Any) -> Any:
+    dtype = as_dtype(index_type)
+    if dtype.name not in ("int16", "int32", "int64"):
+        raise InvalidArgumentError(
+            f"tf.math.top_k: index_type must be int16, int32 or int64, got {dtype.name}"
+        )
+    return dtype.dtype
 
 
 @operation
