@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+from collections import OrderedDict
 from collections.abc import Callable
 from collections.abc import Iterator as PythonIterator
 from itertools import repeat
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 import numpy as np
 
 from penstock.data.dataset import ENVIRONMENT, Dataset
+from penstock.data.experimental import csv_files
 from penstock.data.experimental.csv_files import CsvDataset
 from penstock.data.experimental.record_writers import RecordsWriter
 from penstock.data.experimental.sql import SqlDataset
@@ -367,6 +369,20 @@ class PortedCsvDataset(CsvDataset, PortedDataset):
     def __init__(self, filenames: Any, record_defaults: Any, *args: Any, **kwargs: Any) -> None:
         defaults = unwrap(record_defaults)
         super().__init__(unwrap(filenames), defaults, *unwrap(args), **unwrap(kwargs))
+
+
+_read_csv = port(csv_files.make_csv_dataset)
+
+
+@functools.wraps(csv_files.make_csv_dataset)
+def make_csv_dataset(*args: Any, **kwargs: Any) -> Any:
+    return as_ported(_read_csv(*args, **kwargs)._plain.map(_put_in_order))
+
+
+def _put_in_order(features: Any, *labels: Any) -> Any:
+    """Columns as the kind of dict that TensorFlow makes of them."""
+    ordered = OrderedDict(features)
+    return (ordered, *labels) if labels else ordered
 
 
 class PortedSqlDataset(SqlDataset, PortedDataset):

@@ -13,6 +13,7 @@ from penstock.tf.ported_datasets import (
     PortedRecordsWriter,
     PortedReducer,
     PortedSqlDataset,
+    make_csv_dataset,
     port,
     port_transformation,
 )
@@ -24,6 +25,7 @@ _OWN = {
     "Reducer": PortedReducer,
     "SqlDataset": PortedSqlDataset,
     "TFRecordWriter": PortedRecordsWriter,
+    "make_csv_dataset": make_csv_dataset,
     "index_table_from_dataset": index_table_from_dataset,
     "table_from_dataset": table_from_dataset,
 }
