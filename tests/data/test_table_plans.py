@@ -347,6 +347,56 @@ def test_tables_are_not_copied() -> None:
         assert np.shares_memory(batch, table["x"].chunk(0).to_numpy())
 
 
+NESTED = pa.list_(pa.list_(pa.int16(), 2), 2)
+
+
+def nested(row: int) -> list[list[int]]:
+    return [[row, 1], [2, 3]]
+
+
+def moments(row: int) -> list[list[datetime.datetime]]:
+    return [[datetime.datetime(2000, 1, 1 + row)] * 2] * 2
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        pa.array([nested(row) for row in range(6)], NESTED).slice(3),
+        pa.FixedSizeListArray.from_arrays(
+            pa.array([[row, row + 1] for row in range(20)], pa.list_(pa.int16(), 2)).slice(4, 6), 2
+        ),
+        pa.array([{"a": nested(row)} for row in range(6)], pa.struct({"a": NESTED})).slice(3),
+        pa.ListArray.from_arrays(
+            [0, 1, 3, 6], pa.array([nested(row) for row in range(20)], NESTED).slice(7, 6)
+        ),
+        pa.array(
+            [moments(row) for row in range(6)], pa.list_(pa.list_(pa.timestamp("s"), 2), 2)
+        ).slice(3),
+    ],
+    ids=["outer", "inner", "struct", "list", "dates"],
+)
+def test_fixed_size_lists_in_slices_are_gathered(array: Any) -> None:
+    dataset = Dataset.from_arrow(arrow(x=array))
+    rows = [plain(row["x"]) for row in dataset]
+    assert [plain(row["x"]) for row in dataset.select([2, 0, 1])] == [rows[i] for i in (2, 0, 1)]
+    assert [plain(row["x"]) for row in dataset.shard(2, 1)] == rows[1::2]
+
+
+def plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: plain(part) for name, part in value.items()}
+    return value.tolist() if isinstance(value, np.ndarray) else value.to_list()
+
+
+def test_huggingface_slices_of_nested_sequences_are_gathered() -> None:
+    pairs = datasets.Sequence(datasets.Sequence(datasets.Value("int32"), length=2), length=2)
+    rows = datasets.Dataset.from_dict(
+        {"x": [nested(row) for row in range(6)]}, features=datasets.Features({"x": pairs})
+    )
+    dataset = Dataset.from_huggingface(rows.select(range(3, 6))).select([2, 0])
+    assert [row["x"].tolist() for row in dataset] == [nested(5), nested(3)]
+
+
 def test_huggingface_streams_without_features() -> None:
     def rows() -> Any:
         yield from ({"x": i, "s": f"{i}"} for i in range(3))

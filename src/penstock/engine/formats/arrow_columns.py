@@ -308,7 +308,7 @@ class ArrowBlock:
         if is_slice:
             array = array.slice(index.start, len(index))  # type: ignore[union-attr]
         else:
-            array = array.take(load_extra("pyarrow", "Dataset").array(array_of(index)))
+            array = _take(array, array_of(index))
         return convert_column(array, name, self._selection, _row_numbers(self._first, index))
 
 
@@ -321,13 +321,48 @@ def _row_numbers(first: int, index: Index) -> Array:
 
 
 def _view_of(array: Any) -> Array | None:
-    """The array as a view, if it has plain numbers and no missing values."""
+    """The array as a view, if it has plain numbers or fixed-size lists of them, and no nulls."""
     types = load_extra("pyarrow.types", "Dataset")
-    plain = types.is_integer(array.type) or types.is_floating(array.type)
-    if not plain or array.null_count:
+    if array.null_count:
+        return None
+    if types.is_fixed_size_list(array.type):
+        values = _view_of(array.flatten())
+        shape = (len(array), array.type.list_size)
+        return None if values is None else values.reshape(*shape, *values.shape[1:])
+    if not (types.is_integer(array.type) or types.is_floating(array.type)):
         return None
     view: Array = array.to_numpy(zero_copy_only=True)
     return view
+
+
+def _take(array: Any, rows: Array) -> Any:
+    """Rows of an array, in any order."""
+    arrow = load_extra("pyarrow", "Dataset")
+    if _has_shifted_lists(array):
+        # The `take` of Arrow 26 ignores offsets of nested fixed-size lists: it copies other rows.
+        parts = (array.slice(row, 1) for row in rows.tolist())
+        return arrow.concat_arrays([array.slice(0, 0), *parts])
+    return array.take(arrow.array(rows))
+
+
+def _has_shifted_lists(array: Any, is_shifted: bool = False, depth: int = 0) -> bool:
+    """Whether an array has fixed-size lists in fixed-size lists, some of which have an offset.
+
+    `depth` counts the fixed-size lists around the array; `is_shifted` says if one has an offset.
+    """
+    types = load_extra("pyarrow.types", "Dataset")
+    kind = array.type
+    if hasattr(kind, "storage_type"):
+        return _has_shifted_lists(array.storage, is_shifted, depth)
+    if types.is_fixed_size_list(kind):
+        is_shifted = is_shifted or array.offset > 0
+        return (is_shifted and depth > 0) or _has_shifted_lists(array.values, is_shifted, depth + 1)
+    if types.is_struct(kind):
+        parts = (array.field(number) for number in range(kind.num_fields))
+        return any(_has_shifted_lists(part) for part in parts)
+    if types.is_list(kind) or types.is_large_list(kind):
+        return _has_shifted_lists(array.values)
+    return depth > 1 and (is_shifted or array.offset > 0)
 
 
 def convert_column(array: Any, name: str, selection: Selection, rows: Array) -> Any:
