@@ -2,7 +2,8 @@
 
 A footer, or in a stream the messages themselves, say where record batches are. How many rows each
 has is in the head of its message, so opening a file reads these heads and no rows. Both are
-flatbuffers (`Schema.fbs`, `File.fbs` and `Message.fbs` of Arrow).
+flatbuffers (`Schema.fbs`, `File.fbs` and `Message.fbs` of Arrow). A file may be damaged: every
+length in it is compared with the size of the file before anything of that length is read.
 """
 
 from __future__ import annotations
@@ -13,12 +14,10 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any, BinaryIO, NamedTuple
 
-import numpy as np
-
 from penstock.engine.formats.arrow_columns import ArrowBlock, specs_of
 from penstock.engine.formats.extras import load_extra
 from penstock.engine.formats.files import open_bytes, size_of, translate_errors
-from penstock.engine.formats.flat_tables import FlatTable
+from penstock.engine.formats.flat_tables import DAMAGED, FlatTable
 from penstock.engine.formats.framing import crc32c
 from penstock.engine.formats.remote_files import prefetch_blocks, prefetch_ranges
 from penstock.engine.formats.remote_requests import ChangedFileError
@@ -32,6 +31,7 @@ _HEAD = 1 << 12
 """As many bytes as the head of a message usually has at most."""
 
 _MAGIC = b"ARROW1"
+_MARK = b"\xff\xff\xff\xff"
 _OLD_MAGIC = b"FEA1"
 _SCHEMA, _DICTIONARY, _RECORD_BATCH = 1, 2, 3
 """Kinds of messages."""
@@ -46,7 +46,7 @@ def report_damage(path: str, call: str, what: str) -> Iterator[None]:
             yield
         except (FileNotFoundError, PermissionError, *_NO_DAMAGE):
             raise
-        except (arrow.ArrowException, struct.error, OSError, EOFError, ValueError) as error:
+        except (arrow.ArrowException, *DAMAGED, OSError, EOFError, MemoryError) as error:
             if isinstance(error, OpError):
                 raise
             reason = str(error).strip().partition("\n")[0]
@@ -85,10 +85,9 @@ class ArrowReader:
         self._file = open_bytes(path, call=call)
         try:
             with report_damage(path, call, "its record batches cannot be found"):
-                messages, is_file = self._find_messages()
-                self._is_file = is_file
-                head = read_exactly(self._file, *_place_of_schema(self._file, is_file))
-                self.schema = _parse_schema(head)
+                messages, footer = self._find_messages()
+                self._is_file = footer is not None
+                self.schema = self._read_schema(footer)
                 self.specs = specs_of(self.schema)
         except BaseException:
             self._file.close()
@@ -100,7 +99,8 @@ class ArrowReader:
         self.blocks = tuple(batch.rows for batch in self._batches)
         self._whole: list[Any] | None = None
 
-    def _find_messages(self) -> tuple[list[_Message], bool]:
+    def _find_messages(self) -> tuple[list[_Message], bytes | None]:
+        """The messages, and the footer of a file; a stream has none."""
         size = size_of(self._file) or 0
         magic = read_exactly(self._file, 0, min(size, 8))
         if magic.startswith(_OLD_MAGIC):
@@ -109,14 +109,32 @@ class ArrowReader:
                 "pyarrow.feather.write_feather"
             )
         if magic.startswith(_MAGIC):
-            return _messages_of_file(self._file, size), True
-        if magic[:4] == b"\xff\xff\xff\xff":
-            return _messages_of_stream(self._file, size), False
+            footer = _read_footer(self._file, size)
+            return _messages_of_file(self._file, size - 10 - len(footer), footer), footer
+        if magic.startswith(_MARK) or _begins_with_schema(self._file, size):
+            return _messages_of_stream(self._file, size), None
         raise DataLossError(
             f"{self._call}: {self._path!r} is not an Arrow file: it "
             f"{f'begins with {magic!r}' if magic else 'is empty'}; is it of another format, or "
             "was it cut short?"
         )
+
+    def _read_schema(self, footer: bytes | None) -> Any:
+        """The schema of the first message; that of the footer if the first message is no schema.
+
+        Both are the same, but Polars writes no message before the first record batch of a file.
+        """
+        try:
+            end = size_of(self._file) or 0
+            start = 0 if footer is None else 8
+            message = _message_at(self._file, start, end)
+            if message.kind != _SCHEMA:
+                raise EOFError("the file does not begin with a schema")
+            return _parse_schema(read_exactly(self._file, start, message.end - start))
+        except (self._arrow.ArrowException, *DAMAGED, EOFError):
+            if footer is None:
+                raise
+            return _parse_footer(footer)
 
     def _open_reader(self) -> tuple[Any, Any]:
         """What Arrow reads from, and its reader; both are made when a batch is read first."""
@@ -126,6 +144,10 @@ class ArrowReader:
             source = self._file if is_remote else self._arrow.memory_map(self._path)
             self._file.seek(0)
             reader = ipc.open_file(source) if self._is_file else ipc.open_stream(source)
+            if not reader.schema.equals(self.schema):
+                raise EOFError("its footer has another schema than its first message")
+            if self._is_file and reader.num_record_batches != len(self._batches):
+                raise EOFError("its footer has another number of record batches")
             self._opened = source, reader
         return self._opened
 
@@ -136,6 +158,8 @@ class ArrowReader:
         with report_damage(self._path, self._call, f"record batch {number} cannot be read"):
             batch = self._read_batch(number).select(list(selection.columns))
             batch.validate(full=True)  # Arrow would follow damaged offsets anywhere.
+            if batch.num_rows != self.blocks[number]:
+                raise EOFError(f"it has {batch.num_rows} rows instead of {self.blocks[number]}")
             return ArrowBlock(batch, first, selection, mapped="://" not in self._path)
 
     def _read_batch(self, number: int) -> Any:
@@ -158,15 +182,6 @@ class ArrowReader:
         self._file.close()
 
 
-def _place_of_schema(file: BinaryIO, is_file: bool) -> tuple[int, int]:
-    """Where the message with the schema begins, which is the first, and its length."""
-    start = 8 if is_file else 0
-    message = _message_at(file, start)
-    if message.kind != _SCHEMA:
-        raise EOFError("the file does not begin with a schema")
-    return start, message.end - start
-
-
 @lru_cache(maxsize=8)
 def _parse_schema(message: bytes) -> Any:
     """The schema in a message; that of most files is the same."""
@@ -174,39 +189,80 @@ def _parse_schema(message: bytes) -> Any:
     return ipc.read_schema(arrow.py_buffer(message))
 
 
-def _messages_of_file(file: BinaryIO, size: int) -> list[_Message]:
+def _parse_footer(footer: bytes) -> Any:
+    """The schema in a footer, which Arrow reads as if it were the whole file."""
+    ipc = load_extra("pyarrow.ipc", "Dataset")
+    return ipc.open_file(
+        _MAGIC + bytes(2) + footer + struct.pack("<i", len(footer)) + _MAGIC
+    ).schema
+
+
+def _read_footer(file: BinaryIO, size: int) -> bytes:
     end = read_exactly(file, max(size - 10, 0), min(size, 10))
     (length,) = struct.unpack_from("<i", end)
     if end[4:] != _MAGIC or not 0 < length <= size - 10:
         raise EOFError("the file does not end with a footer")
-    footer = FlatTable.root(read_exactly(file, size - 10 - length, length))
-    blocks = np.concatenate([footer.structs(2, 3), footer.structs(3, 3)])
-    starts = blocks[:, 0].tolist()
-    prefetch_ranges(file, [(start, min(start + _HEAD, size)) for start in starts])
-    return [_message_at(file, start) for start in starts]
+    return read_exactly(file, size - 10 - length, length)
+
+
+def _messages_of_file(file: BinaryIO, size: int, footer: bytes) -> list[_Message]:
+    """The messages that a footer lists; they are in the first `size` bytes."""
+    table = FlatTable.root(footer)
+    lists = {_DICTIONARY: table.structs(2, 3), _RECORD_BATCH: table.structs(3, 3)}
+    places = [(kind, start) for kind, rows in lists.items() for start in rows[:, 0].tolist()]
+    prefetch_ranges(file, [(start, min(start + _HEAD, size)) for _, start in places])
+    if not places:  # Arrow verifies the footer: its lists may have got lost.
+        _parse_footer(footer)
+    messages = [_message_at(file, start, size) for _, start in places]
+    if [message.kind for message in messages] != [kind for kind, _ in places]:
+        raise EOFError("its footer lists messages of another kind")
+    return messages
 
 
 def _messages_of_stream(file: BinaryIO, size: int) -> list[_Message]:
     messages, at = [], 0
-    while at + 8 <= size and read_exactly(file, at + 4, 4) != bytes(4):
-        message = _message_at(file, at)
-        if message.end > size:
-            raise EOFError(f"the file ends {message.end - size} bytes too early")
-        messages.append(message)
-        at = message.end
-    if at + 8 > size and at != size:
-        raise EOFError("the file ends within a message")
+    while at < size:
+        if at + 4 > size:
+            raise EOFError("the file ends within a message")
+        if read_exactly(file, at, min(8, size - at)).removeprefix(_MARK)[:4] == bytes(4):
+            break
+        messages.append(_message_at(file, at, size))
+        at = messages[-1].end
+    if any(message.kind not in (_DICTIONARY, _RECORD_BATCH) for message in messages[1:]):
+        raise EOFError("a message is no record batch and no dictionary")
     return messages
 
 
-def _message_at(file: BinaryIO, start: int) -> _Message:
-    """Messages begin with ff ff ff ff and the length of the head; the body follows the head."""
-    (length,) = struct.unpack_from("<i", read_exactly(file, start + 4, 4))
-    if length < 0:
-        raise EOFError("a message has a negative length")
-    head = FlatTable.root(read_exactly(file, start + 8, length))
+def _begins_with_schema(file: BinaryIO, size: int) -> bool:
+    """Whether a file begins as streams did before Arrow 0.15, without `_MARK`."""
+    try:
+        return _message_at(file, 0, size).kind == _SCHEMA
+    except (*DAMAGED, EOFError):
+        return False
+
+
+def _message_at(file: BinaryIO, start: int, size: int) -> _Message:
+    """The message from `start` on, in a file of `size` bytes.
+
+    Messages begin with ff ff ff ff and the length of the head; those of Arrow before 0.15, with
+    the length only. The body follows the head.
+    """
+    prefix = read_exactly(file, start, 8)
+    head_start = start + (8 if prefix.startswith(_MARK) else 4)
+    (length,) = struct.unpack_from("<i", prefix, head_start - start - 4)
+    if not 0 <= length <= size - head_start:
+        raise EOFError(f"the head of a message at byte {start} has {length} bytes")
+    head = FlatTable.root(read_exactly(file, head_start, length))
     kind, body = head.number(1, "<B"), head.number(3, "<q")
-    rows = head.table(2).number(0, "<q") if kind == _RECORD_BATCH else 0
-    if body < 0 or rows < 0:
-        raise EOFError("a message has a negative size")
-    return _Message(kind, rows, start, start + 8 + length + body)
+    if not 0 <= body <= size - head_start - length:
+        raise EOFError(f"the body of a message at byte {start} has {body} bytes")
+    rows = _count_rows(head.table(2)) if kind == _RECORD_BATCH else 0
+    return _Message(kind, rows, start, head_start + length + body)
+
+
+def _count_rows(batch: FlatTable) -> int:
+    """The rows of a record batch. Its first column states them, too, so a damaged number shows."""
+    rows, columns = batch.number(0, "<q"), batch.structs(1, 2)
+    if rows < 0 or not (rows or len(columns)) or (len(columns) and rows != columns[0, 0]):
+        raise EOFError(f"a record batch has {rows} rows, but its first column has another number")
+    return rows
