@@ -572,6 +572,27 @@ def test_an_old_feather_file_is_refused(tmp_path: Path) -> None:
         Dataset.from_arrow(path)
 
 
+def test_arrow_files_of_polars(tmp_path: Path) -> None:
+    frame = polars.DataFrame({"x": [1, 2, 3], "s": ["a", "b", "c"]})
+    frame.write_ipc(tmp_path / "x.arrow")
+    frame.write_ipc_stream(tmp_path / "stream.arrow")
+    for name in ("x.arrow", "stream.arrow"):
+        rows = list(Dataset.from_arrow(tmp_path / name))
+        assert rows == [{"x": 1, "s": b"a"}, {"x": 2, "s": b"b"}, {"x": 3, "s": b"c"}]
+
+
+@pytest.mark.parametrize("new", [pa.ipc.new_file, pa.ipc.new_stream])
+def test_arrow_files_without_marks(new: Any, tmp_path: Path) -> None:
+    """As Arrow wrote them before 0.15."""
+    path = tmp_path / "x.arrow"
+    version = pa.ipc.MetadataVersion.V4
+    options = pa.ipc.IpcWriteOptions(use_legacy_format=True, metadata_version=version)
+    table = arrow(x=[1, 2, 3])
+    with new(path, table.schema, options=options) as writer:
+        writer.write_table(table, 2)
+    assert [int(row["x"]) for row in Dataset.from_arrow(path)] == [1, 2, 3]
+
+
 def test_tables_without_rows() -> None:
     dataset = Dataset.from_arrow(arrow(x=pa.array([], pa.int64())))
     assert len(dataset) == 0
