@@ -201,7 +201,7 @@ def test_damaged_row_groups_are_left_out(tmp_path: Path, caplog: pytest.LogCaptu
     expected = table["x"].to_pylist()
     assert numbers(iterator) == expected[:1000] + expected[2000:]
     said = messages(caplog)
-    assert len(said) == 11
+    assert len(said) == 2
     assert "row group 1 cannot be read" in said[0]
     assert said[-1].startswith("Dataset.from_parquet: 1000 records, rows or files could not be")
     assert [row.errors for row in iterator.profile().operators] == [0, 1000]
@@ -435,4 +435,4 @@ def test_behind_rows_that_were_left_out_the_right_row_is_named(
         caplog.clear()
         message = message_of(dataset.map(fail_at(25025)))
         assert message.endswith(f"this one; the element equals row 25 of {path}")
-        assert sum("left out: " in text for text in caplog.messages) == 10  # Not by the search.
+        assert sum("left out: " in text for text in caplog.messages) == 1  # Not by the search.

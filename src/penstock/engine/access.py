@@ -130,6 +130,20 @@ def access(node: Node, specs: Specs, take: TakeRows = columns.take) -> Access:
             raise AssertionError(f"{node.label} has no random access: {node.blocked}")
 
 
+def count_failing(node: Node) -> Callable[[int], int]:
+    """How many elements from a position on fail, because the block that failed last has them."""
+    match node:
+        case TableRows():
+            return open_table(node).count_failing
+        case Skip(source, count) | Tail(source, count):
+            below = count_failing(source)
+            return lambda position: below(position + count)
+        case Take(source) | AssertCardinality(source):
+            return count_failing(source)
+        case _:
+            return lambda position: 0
+
+
 def repetition_length(source: Node) -> int:
     """How many elements one repetition of a plan has."""
     return max(source.cardinality, 1) if source.cardinality != INFINITE else 1 << 62

@@ -51,6 +51,14 @@ class Stream:
         """
         return self.pull(limit)
 
+    def skip_failures(self) -> int:
+        """Skips the next elements that fail for the reason of the last one; returns their number.
+
+        For a caller of `pull` that drops failed elements: it need not get an error for each row of
+        a damaged block. A stream that does not know skips nothing.
+        """
+        return 0
+
     def state(self) -> State:
         """This operator's own part of the state; None if it keeps nothing."""
         return None

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 
 from penstock.element.chunk import Chunk
-from penstock.engine.access import access, key_of
+from penstock.engine.access import access, count_failing, key_of
 from penstock.engine.caching import with_cache
 from penstock.engine.calling import Calling
 from penstock.engine.collate import collate_of
@@ -304,7 +304,8 @@ def _access_stream(node: Node, start: int, context: Context) -> Stream:
     stop = node.cardinality if node.cardinality >= 0 else None
     gather = Gather(1 if context.inline else min(cores(), _GATHER_THREADS))
     read = access(node, context.environment.spec, gather)
-    return sources.AccessStream(read, context.epoch, start, stop, node.pure, gather.stop)
+    failing = count_failing(node)
+    return sources.AccessStream(read, context.epoch, start, stop, node.pure, gather.stop, failing)
 
 
 def _batch(node: nodes.Batch, source: Stream, context: Context) -> Stream:

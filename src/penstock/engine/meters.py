@@ -220,6 +220,14 @@ class Tap(Stream):
             meter.record(chunk.size, chunk.nbytes, time.perf_counter() - started)
         return chunk
 
+    def skip_failures(self) -> int:
+        skipped = self._stream.skip_failures()
+        if self._position is not None:
+            self._position += skipped
+        if self._meter is not None:
+            self._meter.errors += skipped
+        return skipped
+
     def _note_end(self, error: BaseException) -> None:
         if isinstance(error, StopIteration):
             self._ended = True

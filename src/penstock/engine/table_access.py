@@ -10,6 +10,7 @@ import logging
 import threading
 import weakref
 from collections import OrderedDict
+from copy import copy
 from typing import Any
 
 import numpy as np
@@ -66,6 +67,8 @@ class TableAccess:
         self._lock = threading.Lock()
         self._readers: OrderedDict[int, TableReader] = OrderedDict()
         self._blocks = _BlockCache()
+        self._failed = -1
+        """The block that could not be read, if the last block that was asked for could not."""
         self._last = -1
         """The block that was read last: the one after it is fetched ahead."""
         is_read_whole = node.format == "parquet" or any("://" in file.path for file in node.files)
@@ -112,13 +115,24 @@ class TableAccess:
 
     def _find_block(self, block: int) -> TableBlock:
         with self._lock:
+            self._failed = block
             found = self._blocks.get(block)
             if found is None:
                 found = self._load(block)
                 self._blocks.put(block, found)
             if isinstance(found, Exception):
-                raise found
+                # A copy: an exception keeps the frames of every place where it was raised.
+                raise copy(found) from found.__cause__
+            self._failed = -1
             return found
+
+    def count_failing(self, position: int) -> int:
+        """How many rows from a position on are in a block that could not be read just now."""
+        with self._lock:
+            failed = self._failed
+        if failed < 0 or not self._begin(failed) <= position < self._ends[failed]:
+            return 0
+        return int(self._ends[failed]) - position
 
     def _load(self, block: int) -> TableBlock | Exception:
         """Reads a block. Damage is kept like a block, so that each of its rows fails at once."""

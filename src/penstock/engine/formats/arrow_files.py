@@ -146,8 +146,6 @@ class ArrowReader:
             reader = ipc.open_file(source) if self._is_file else ipc.open_stream(source)
             if not reader.schema.equals(self.schema):
                 raise EOFError("its footer has another schema than its first message")
-            if self._is_file and reader.num_record_batches != len(self._batches):
-                raise EOFError("its footer has another number of record batches")
             self._opened = source, reader
         return self._opened
 
@@ -158,8 +156,6 @@ class ArrowReader:
         with report_damage(self._path, self._call, f"record batch {number} cannot be read"):
             batch = self._read_batch(number).select(list(selection.columns))
             batch.validate(full=True)  # Arrow would follow damaged offsets anywhere.
-            if batch.num_rows != self.blocks[number]:
-                raise EOFError(f"it has {batch.num_rows} rows instead of {self.blocks[number]}")
             return ArrowBlock(batch, first, selection, mapped="://" not in self._path)
 
     def _read_batch(self, number: int) -> Any:

@@ -30,11 +30,13 @@ class SkipLog:
 
     def __init__(self, call: str, what: str) -> None:
         self._call, self._what = call, what
-        self.count = 0
+        self.count = self._errors = 0
 
-    def add(self, error: Exception) -> None:
-        self.count += 1
-        if self.count <= _SHOWN:
+    def add(self, error: Exception, count: int = 1) -> None:
+        """Counts an error, for which `count` records, rows or files are left out."""
+        self.count += count
+        self._errors += 1
+        if self._errors <= _SHOWN:
             log.warning("%s: left out: %s", self._call, _without(self._call, error))
 
     def report(self) -> None:
@@ -43,7 +45,7 @@ class SkipLog:
             log.warning(
                 "%s: %d %s could not be read and were left out", self._call, self.count, self._what
             )
-        self.count = 0
+        self.count = self._errors = 0
 
 
 def _without(call: str, error: Exception) -> str:

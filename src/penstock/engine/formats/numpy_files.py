@@ -80,6 +80,8 @@ class NumpyReader:
             start = None
             if info.compress_type == zipfile.ZIP_STORED:
                 start = _data_start(self._file, info) + (header.start or 0)
+            elif header.shape and header.shape[0] * header.row_bytes > info.file_size:
+                raise EOFError(f"{info.filename!r} needs more bytes than it has in the archive")
             name = info.filename.removesuffix(".npy")
             found[name] = self._check(header._replace(start=start), name)
         return found

@@ -282,8 +282,9 @@ class IgnoreErrorsStream(Stream):
             except self._dropped as error:
                 if isinstance(error, OpError) and not error.takes_element:
                     raise
+                count = 1 + self.inputs[0].skip_failures()
                 if self._log is not None:
-                    self._log.add(error)
+                    self._log.add(error, count)
 
     def _report(self) -> None:
         if self._log is not None:

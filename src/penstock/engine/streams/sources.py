@@ -25,12 +25,15 @@ from penstock.plan.nodes import Generator, Records, Saved
 from penstock.plan.parts import DIVISION, NOWHERE
 from penstock.plan.seeds import derive_array, numbers_from
 
+_MOST_AT_ONCE = 1 << 62
+
 
 class AccessStream(Stream):
     """A plan with random access, from a position on.
 
     Where it calls functions, elements are made one at a time, so that one failure costs one
-    element and nothing is called twice.
+    element and nothing is called twice. `count_failing` says how many elements from a position on
+    fail for the reason of the last failure.
     """
 
     def __init__(
@@ -41,6 +44,7 @@ class AccessStream(Stream):
         stop: int | None,
         pure: bool,
         release: Callable[[], None],
+        count_failing: Callable[[int], int] = lambda position: 0,
     ) -> None:
         self._read = read
         self._epoch = epoch
@@ -48,24 +52,35 @@ class AccessStream(Stream):
         self._stop = stop
         self._pure = pure
         self._release = release
+        self._count_failing = count_failing
+        self._most = _MOST_AT_ONCE
+        """The most elements that are read at once: few after a failure, then more again."""
 
     def pull(self, limit: int) -> Chunk:
         start = self._position
         if self._stop is not None and start >= self._stop:
             self._release()
             raise StopIteration
-        stop = start + (limit if self._pure else 1)
+        stop = start + (min(limit, self._most) if self._pure else 1)
         stop = stop if self._stop is None else min(stop, self._stop)
         try:
             chunk = self._read(range(start, stop), self._epoch)
         except Exception:
             self._position = start + 1
+            self._most = 1
             if stop == start + 1:
                 raise
             # One of the elements fails; read singly, the elements before it come first.
             return self._read(range(start, start + 1), self._epoch)
         self._position = stop
+        self._most = min(2 * self._most, _MOST_AT_ONCE)
         return chunk
+
+    def skip_failures(self) -> int:
+        left = _MOST_AT_ONCE if self._stop is None else self._stop - self._position
+        skipped = min(self._count_failing(self._position), left) if left else 0
+        self._position += skipped
+        return skipped
 
     def save(self) -> State:
         return self._position
