@@ -2,6 +2,7 @@
 
 import datetime
 import logging
+import os
 import sys
 import traceback
 from pathlib import Path
@@ -606,6 +607,49 @@ def test_a_file_that_is_written_again_is_noticed(tmp_path: Path) -> None:
     np.save(path, np.arange(3)[::-1])
     with pytest.raises(FailedPreconditionError, match="has changed .*it was written again; make"):
         list(dataset)
+
+
+def write_mapped(path: Path, start: int, rows: int = 100_000) -> Dataset:
+    """A file of numbers, in the format that its suffix names."""
+    numbers = np.arange(start, start + rows)
+    if path.suffix == ".npy":
+        np.save(path, numbers)
+        return Dataset.from_numpy(path)
+    if path.suffix == ".npz":
+        np.savez(path, x=numbers)
+        return Dataset.from_numpy(path)
+    new = pa.ipc.new_file if path.suffix == ".feather" else pa.ipc.new_stream
+    with new(path, pa.schema({"x": pa.int64()})) as writer:
+        writer.write_table(arrow(x=numbers), rows // 4)
+    return Dataset.from_arrow(path)
+
+
+@pytest.mark.parametrize("suffix", ["npy", "npz", "feather", "arrows"])
+def test_a_mapped_file_that_changes_after_a_pass_is_noticed(suffix: str, tmp_path: Path) -> None:
+    path = tmp_path / f"x.{suffix}"
+    dataset = write_mapped(path, 0)
+    next(iter(dataset))
+    stamp = path.stat().st_mtime_ns
+    write_mapped(path, 7)
+    os.utime(path, ns=(stamp, stamp + 1))
+    for rows in (dataset, dataset.shuffle(9, seed=1), dataset.repeat(2)):
+        with pytest.raises(FailedPreconditionError, match="it was written again; make the dataset"):
+            next(iter(rows))
+    os.utime(path, ns=(stamp, stamp))
+    assert len(list(dataset.take(3))) == 3
+    os.truncate(path, 4096)
+    for rows in (dataset, dataset.shuffle(9, seed=1)):
+        with pytest.raises(FailedPreconditionError, match=r"it had \d+ bytes and has 4096; make"):
+            list(rows)
+    assert list(dataset.ignore_errors()) == []
+
+
+def test_a_mapped_file_that_was_deleted_can_still_be_read(tmp_path: Path) -> None:
+    path = tmp_path / "x.npy"
+    dataset = write_mapped(path, 0, 9)
+    next(iter(dataset))
+    path.unlink()
+    assert [int(row) for row in dataset] == list(range(9))
 
 
 def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

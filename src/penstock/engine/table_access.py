@@ -7,6 +7,7 @@ computes one range after the other decodes a block once. They are closed when th
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import weakref
 from collections import OrderedDict
@@ -30,6 +31,12 @@ _CACHE_BYTES = 256 << 20
 
 _OPEN_FILES = 64
 
+_MAPPED = ("arrow", "numpy")
+"""Formats whose local files are mapped into memory: what is written to a file changes its rows."""
+
+_PERIOD = 1024
+"""After so many rows, mapped files are compared again with what they were when opened."""
+
 _WASTEFUL_BLOCKS = 256
 """After so many blocks were read, a warning is logged if most of their rows were not used."""
 
@@ -37,6 +44,9 @@ _WASTE = 8
 """Rows that are decoded for each row that is used, from which on the warning is logged."""
 
 log = logging.getLogger("penstock")
+
+_Stamp = tuple[int, int]
+"""The size of a file, and when it was changed last."""
 
 _tables: weakref.WeakKeyDictionary[TableRows, TableAccess] = weakref.WeakKeyDictionary()
 _tables_lock = threading.Lock()
@@ -48,6 +58,7 @@ def open_table(node: TableRows) -> TableAccess:
         found = _tables.get(node)
         if found is None:
             found = _tables[node] = TableAccess(node)
+        found.begin_period()
         return found
 
 
@@ -63,7 +74,16 @@ class TableAccess:
         counts = [rows for file in node.files for rows in file.blocks]
         self._ends = np.cumsum(counts, dtype=np.int64)
         """The position after the last row of each block."""
-        self._first_block = np.cumsum([0, *(len(file.blocks) for file in node.files)])
+        sizes = [len(file.blocks) for file in node.files]
+        self._first_block = np.cumsum([0, *sizes])
+        self._file_of = np.repeat(np.arange(len(sizes)), sizes)
+        """The file of each block."""
+        self._stamps: dict[int, _Stamp] = {}
+        """By mapped file that was opened: what it was then."""
+        self._checked: set[int] = set()
+        """The mapped files that were compared with their stamps in this period."""
+        self._rows = 0
+        """How many rows were read in this period."""
         self._lock = threading.Lock()
         self._readers: OrderedDict[int, TableReader] = OrderedDict()
         self._blocks = _BlockCache()
@@ -79,8 +99,15 @@ class TableAccess:
         with self._lock:
             self._blocks.least = max(self._blocks.least, count)
 
+    def begin_period(self) -> None:
+        """Lets the next read of every mapped file notice that the file has changed."""
+        self._checked, self._rows = set(), 0
+
     def read(self, index: Index, take: TakeRows) -> Chunk:
         """The rows at an index."""
+        self._rows += len(index)
+        if self._rows >= _PERIOD:
+            self.begin_period()
         if isinstance(index, range) and index.step == 1:
             return self._read_range(index, take)
         numbers = array_of(index)
@@ -116,6 +143,8 @@ class TableAccess:
     def _find_block(self, block: int) -> TableBlock:
         with self._lock:
             self._failed = block
+            if self._stamps:
+                self._check_mapped(int(self._file_of[block]))
             found = self._blocks.get(block)
             if found is None:
                 found = self._load(block)
@@ -136,7 +165,7 @@ class TableAccess:
 
     def _load(self, block: int) -> TableBlock | Exception:
         """Reads a block. Damage is kept like a block, so that each of its rows fails at once."""
-        file = int(np.searchsorted(self._first_block, block, side="right")) - 1
+        file = int(self._file_of[block])
         number = block - int(self._first_block[file])
         first = sum(self._files[file].blocks[:number])
         self._waste.count_read(self._files[file].blocks[number])
@@ -158,8 +187,35 @@ class TableAccess:
             return found
         while len(self._readers) >= _OPEN_FILES:
             self._readers.popitem(last=False)[1].close()
+        stamp = self._stamp_of(file)
         reader = self._readers[file] = self._open_reader(self._files[file])
+        if stamp is not None:
+            self._stamps[file] = stamp
         return reader
+
+    def _stamp_of(self, file: int) -> _Stamp | None:
+        """None if a file is not mapped, or is not there any more."""
+        path = self._files[file].path
+        if self._format not in _MAPPED or self._data is not None or "://" in path:
+            return None
+        try:
+            found = os.stat(path)
+        except OSError:
+            return None
+        return found.st_size, found.st_mtime_ns
+
+    def _check_mapped(self, file: int) -> None:
+        """Raises if a mapped file has changed since it was opened.
+
+        Its rows would be other ones, and a read behind its end would end the process by SIGBUS. A
+        file that was deleted keeps its rows while it is mapped.
+        """
+        if file in self._checked or (known := self._stamps.get(file)) is None:
+            return
+        if self._stamp_of(file) not in (known, None):
+            self._check_version(self._files[file])
+            raise self._change_error(self._files[file], "it was written again")
+        self._checked.add(file)
 
     def _open_reader(self, file: TableFile) -> TableReader:
         if self._data is not None:
