@@ -582,6 +582,55 @@ def test_arrow_files_of_polars(tmp_path: Path) -> None:
         assert rows == [{"x": 1, "s": b"a"}, {"x": 2, "s": b"b"}, {"x": 3, "s": b"c"}]
 
 
+LONG = "a string of more than twelve bytes"
+
+
+@pytest.mark.parametrize(
+    ("kind", "values"),
+    [
+        (pa.string_view(), ["a", "b", LONG]),
+        (pa.binary_view(), [b"a", b"b", LONG.encode()]),
+        (pa.list_(pa.string_view()), [["a"], [], [LONG, "b"]]),
+        (pa.large_list(pa.string_view()), [["a"], [], [LONG, "b"]]),
+        (pa.list_(pa.string_view(), 2), [["a", "b"], ["c", LONG], ["d", "e"]]),
+        (pa.struct({"s": pa.string_view()}), [{"s": "a"}, {"s": LONG}, {"s": "b"}]),
+        (pa.dictionary(pa.int8(), pa.string_view()), ["a", LONG, "a"]),
+    ],
+    ids=str,
+)
+def test_string_views_are_read_in_any_order(kind: Any, values: list[Any]) -> None:
+    views = kind.value_type if pa.types.is_dictionary(kind) else kind
+    array = pa.array([values[0], *values], views)
+    array = array if views is kind else pa.DictionaryArray.from_arrays([3, 0, 2, 3], array)
+    expected = array.to_pylist()[1:]
+    dataset = Dataset.from_arrow(arrow(x=array.slice(1)))
+    for order in ([0, 1, 2], [2, 0, 1]):
+        rows = [as_text(row["x"]) for row in dataset.select(order)]
+        assert rows == [as_text(expected[number]) for number in order]
+
+
+def as_text(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: as_text(part) for name, part in value.items()}
+    if isinstance(value, list | np.ndarray):
+        return [as_text(part) for part in value]
+    return value if isinstance(value, bytes) else value.encode()
+
+
+def test_missing_string_views_are_filled(tmp_path: Path) -> None:
+    table = arrow(
+        s=pa.array(["a", None], pa.string_view()),
+        d=pa.DictionaryArray.from_arrays([None, 0], pa.array(["b"], pa.string_view())),
+    )
+    rows = [{"s": b"a", "d": b""}, {"s": b"", "d": b"b"}]
+    assert list(Dataset.from_arrow(table, fill="")) == rows
+    pa.parquet.write_table(table.select(["s"]), tmp_path / "x.parquet")
+    assert [row["s"] for row in Dataset.from_parquet(tmp_path / "x.parquet", fill="")] == [
+        b"a",
+        b"",
+    ]
+
+
 @pytest.mark.parametrize("new", [pa.ipc.new_file, pa.ipc.new_stream])
 def test_arrow_files_without_marks(new: Any, tmp_path: Path) -> None:
     """As Arrow wrote them before 0.15."""

@@ -283,15 +283,18 @@ class ArrowBlock:
     """The rows of an Arrow record batch.
 
     Numbers are views of Arrow's memory. All other columns are converted when their rows are read.
+    String views are copied to strings before: Arrow cannot gather them, nor fill in their nulls.
     """
 
     def __init__(self, batch: Any, first: int, selection: Selection, mapped: bool = False) -> None:
         self._first = first
         self._selection = selection
-        self._arrays = {name: batch.column(name) for name in selection.columns}
+        found = {name: batch.column(name) for name in selection.columns}
+        self._arrays = {name: _without_string_views(array) for name, array in found.items()}
         self._length = batch.num_rows
         self._views = {name: _view_of(array) for name, array in self._arrays.items()}
-        size = 0 if mapped else sum(array.nbytes for array in self._arrays.values())
+        copied = (array for name, array in self._arrays.items() if array is not found[name])
+        size = sum(array.nbytes for array in (copied if mapped else self._arrays.values()))
         self.nbytes = size + _OVERHEAD * (1 + len(self._arrays))
 
     def rows(self, index: Index, take: TakeRows) -> Chunk:
@@ -333,6 +336,31 @@ def _view_of(array: Any) -> Array | None:
         return None
     view: Array = array.to_numpy(zero_copy_only=True)
     return view
+
+
+def _without_string_views(array: Any) -> Any:
+    kind = _without_views(array.type)
+    return array if kind == array.type else array.cast(kind)
+
+
+def _without_views(kind: Any) -> Any:
+    """An Arrow type with strings in place of string views."""
+    arrow = load_extra("pyarrow", "Dataset")
+    types = arrow.types
+    if types.is_string_view(kind):
+        return arrow.large_string()
+    if types.is_binary_view(kind):
+        return arrow.large_binary()
+    if types.is_dictionary(kind):
+        return arrow.dictionary(kind.index_type, _without_views(kind.value_type), kind.ordered)
+    if types.is_struct(kind):
+        return arrow.struct([field.with_type(_without_views(field.type)) for field in kind])
+    if not (types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)):
+        return kind
+    values = kind.value_field.with_type(_without_views(kind.value_type))
+    if types.is_fixed_size_list(kind):
+        return arrow.list_(values, kind.list_size)
+    return arrow.large_list(values) if types.is_large_list(kind) else arrow.list_(values)
 
 
 def _take(array: Any, rows: Array) -> Any:
