@@ -416,6 +416,69 @@ def test_a_reader_reports_the_last_fact_that_it_knows_of(dispatcher, make):
     assert {beat.last for beat in beats[2:]} == {LastFact("d", 9)}
 
 
+def test_a_fact_learnt_while_another_request_waited_is_not_forgotten(dispatcher, make):
+    waits, goes_on = threading.Event(), threading.Event()
+    first, second, third = (
+        LastFact(life, number) for life, number in (("1", 5), ("2", 6), ("3", 9))
+    )
+
+    def answer(beat):
+        if beat.consumed:
+            return ClientHeartbeatReply(1, last=second)
+        if beat.last is None:
+            return ClientHeartbeatReply(1, last=first)
+        if beat.last == second:
+            return NotFoundError("lost facts")
+        waits.set()
+        assert goes_on.wait(60)
+        return ClientHeartbeatReply(1, last=third)
+
+    dispatcher.answers[ClientHeartbeat] = answer
+    agent = make()
+    assert waits.wait(60)
+    agent.report([StreamRange(0, 0, 4)], {}, 4, 0.0)
+    agent.commit()
+    goes_on.set()
+    later = until(
+        lambda: [
+            beat.last
+            for beat in dispatcher.of(ClientHeartbeat)
+            if not beat.consumed and beat.last not in (None, first)
+        ]
+    )
+    assert later[0] == second, "the third start is asked whether it has this fact"
+    assert isinstance(until(lambda: list(agent.events))[0], LeasesLost)
+
+
+def test_a_late_reply_of_an_earlier_start_confirms_nothing(dispatcher, make):
+    waits, goes_on = threading.Event(), threading.Event()
+    first, late, second = (
+        LastFact(life, number) for life, number in (("1", 5), ("1", 6), ("2", 7))
+    )
+
+    def answer(beat):
+        if beat.last is None:
+            return ClientHeartbeatReply(1, last=first)
+        if beat.last == second:
+            return ClientHeartbeatReply(1, last=second)
+        if beat.consumed:
+            goes_on.set()
+            until(lambda: agent.last == second)
+            return ClientHeartbeatReply(1, last=late)
+        waits.set()
+        assert goes_on.wait(60)
+        return ClientHeartbeatReply(1, last=second, intervals=Intervals(heartbeat=1e9))
+
+    dispatcher.answers[ClientHeartbeat] = answer
+    agent = make()
+    assert waits.wait(60)
+    agent.report([StreamRange(0, 0, 4)], {}, 4, 0.0)
+    agent.commit()
+    reports = [beat for beat in dispatcher.of(ClientHeartbeat) if beat.consumed]
+    assert [report.last for report in reports] == [first, second]
+    assert {report.consumed for report in reports} == {(StreamRange(0, 0, 4),)}
+
+
 def test_under_another_name_it_begins_anew(dispatcher, make):
     dispatcher.answers[ClientHeartbeat] = lambda _: ClientHeartbeatReply(1, last=LastFact("d", 9))
     agent = make()

@@ -14,6 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from penstock.errors import AbortedError, InternalError, NotFoundError, OpError, UnavailableError
 from penstock.service.host.runtime import MACHINE, Runtime
 from penstock.service.host.session import Session
@@ -224,35 +226,58 @@ class Agent:
         return tuple(unconfirmed.consumed), tuple(unconfirmed.ended.items())
 
     def _send(self, request: Lease | ClientHeartbeat) -> Any:
-        """Sends a request with a report. A dispatcher that refuses the request has the report."""
-        try:
-            reply = self._call_with_retries(request)
-        except (NotFoundError, UnavailableError):
-            raise
-        except OpError:
-            self._confirm(request, None)
-            raise
-        self._confirm(request, reply)
-        return reply
+        """Sends a request with a report. A dispatcher that refuses the request has the report.
+
+        Repeats the request with the last known fact if that changed on the way and the reply came
+        from another start of the dispatcher, which may have lost the fact.
+        """
+        while True:
+            try:
+                reply = self._call_with_retries(request)
+            except (NotFoundError, UnavailableError):
+                raise
+            except OpError:
+                self._confirm(request, None)
+                raise
+            if self._confirm(request, reply):
+                return reply
+            request = msgspec.structs.replace(request, last=self._last)
 
     def _confirm(
         self, sent: Lease | ClientHeartbeat, reply: LeaseReply | ClientHeartbeatReply | None
-    ) -> None:
-        """The dispatcher has what was sent, unless it was sent under an earlier client id."""
+    ) -> bool:
+        """The dispatcher has what was sent, unless it was sent under an earlier client id.
+
+        Returns False, and changes nothing, if the request must be repeated.
+        """
         with self._changed:
             if sent.client == self.client:
-                self._remember(reply)
+                if not self._remember(sent, reply):
+                    return False
                 known, unconfirmed = set(sent.consumed), self._unconfirmed
                 unconfirmed.consumed = [at for at in unconfirmed.consumed if at not in known]
                 for stream, _ in sent.ended:
                     unconfirmed.ended.pop(stream, None)
+            return True
 
-    def _remember(self, reply: LeaseReply | ClientHeartbeatReply | None) -> None:
-        """Keeps the newest fact. Numbers only grow, unless the dispatcher has lost facts; then the
-        reader gets a new client id, and `become` sets the number."""
+    def _remember(
+        self, sent: Lease | ClientHeartbeat, reply: LeaseReply | ClientHeartbeatReply | None
+    ) -> bool:
+        """Keeps the newest fact; returns False if the reply does not prove that it is newer.
+
+        Numbers grow while a dispatcher runs. A dispatcher that starts again may have lost facts; it
+        detects this only by the fact that the request named. Meanwhile the reader's other thread
+        may have learnt of a later fact. If the reader replaced that one by a fact of another start,
+        it would never report again what the dispatcher had confirmed and then lost.
+        """
         last = reply.last if reply is not None and self._leased else None
-        if last is not None and (self._last is None or last.number >= self._last.number):
+        if last is None:
+            return True
+        if self._last is not None and last.life != self._last.life and sent.last != self._last:
+            return False
+        if self._last is None or last.number >= self._last.number:
             self._last = last
+        return True
 
     def become(self, opening: OpenIteration, opened: OpenIterationReply) -> None:
         """Continues under another client id; what was sent under the old one is void."""
