@@ -22,7 +22,7 @@ from penstock.engine.formats import arrow_files, parquet
 from penstock.engine.formats.arrow_files import ArrowReader, read_exactly
 from penstock.engine.formats.parquet import ParquetReader
 from penstock.engine.formats.tables import Selection
-from penstock.errors import DataLossError, OpError
+from penstock.errors import DataLossError, OpError, ResourceExhaustedError
 
 ROWS = 8
 TABLE = pa.table({"x": np.arange(ROWS)})
@@ -196,3 +196,18 @@ def test_an_iterator_resumes_behind_a_damaged_block(tmp_path: Path) -> None:
     resumed = iter(rows)
     resumed.load_state_dict(iterator.state_dict())
     assert [int(row["x"]) for row in resumed] == list(range(151, 200))
+
+
+def test_too_little_memory_is_no_damage_that_may_be_skipped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "rows.parquet"
+    pyarrow.parquet.write_table(TABLE, path)
+    dataset = Dataset.from_parquet(path, on_error="skip")
+
+    def fail(*_: object, **__: object) -> None:
+        raise MemoryError("malloc of size 64 failed")
+
+    monkeypatch.setattr(pyarrow.parquet.ParquetFile, "read_row_group", fail)
+    with pytest.raises(ResourceExhaustedError, match=r"row group 0 .* not enough memory"):
+        list(dataset)

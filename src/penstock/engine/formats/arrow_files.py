@@ -22,7 +22,7 @@ from penstock.engine.formats.framing import crc32c
 from penstock.engine.formats.remote_files import prefetch_blocks, prefetch_ranges
 from penstock.engine.formats.remote_requests import ChangedFileError
 from penstock.engine.formats.tables import Selection
-from penstock.errors import DataLossError, InvalidArgumentError, OpError
+from penstock.errors import DataLossError, InvalidArgumentError, OpError, ResourceExhaustedError
 
 _NO_DAMAGE = (ConnectionError, TimeoutError, ChangedFileError)
 """Failures of a connection, which say nothing about the file."""
@@ -46,7 +46,12 @@ def report_damage(path: str, call: str, what: str) -> Iterator[None]:
             yield
         except (FileNotFoundError, PermissionError, *_NO_DAMAGE):
             raise
-        except (arrow.ArrowException, *DAMAGED, OSError, EOFError, MemoryError) as error:
+        except MemoryError as error:
+            raise ResourceExhaustedError(
+                f"{call}: {path!r}: {what}, because there is not enough memory; if the machine "
+                "has enough, the file is damaged and states a wrong size: write it again"
+            ) from error
+        except (arrow.ArrowException, *DAMAGED, OSError, EOFError) as error:
             if isinstance(error, OpError):
                 raise
             reason = str(error).strip().partition("\n")[0]
