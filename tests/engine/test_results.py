@@ -8,6 +8,7 @@ import pytest
 
 from penstock import TensorSpec, float64
 from penstock.data import Dataset
+from penstock.element.chunk import Chunk
 from penstock.errors import InvalidArgumentError
 
 THREE = Dataset.range(1, 4)
@@ -78,6 +79,24 @@ def test_a_list_is_no_set_of_columns() -> None:
 def test_pythons_ints_may_stand_beside_floats() -> None:
     assert next(iter(THREE.map(lambda x: [x * 0.5, 0]))).tolist() == [0.5, 0]
     assert next(iter(THREE.map(lambda x: [1, 2.5]))).tolist() == [1, 2.5]
+
+
+def test_a_scan_of_a_large_chunk_unpacks_a_little_of_it_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Unpacking all of it could take the whole budget, for one call of the function."""
+    sizes: list[int] = []
+    elements = Chunk.elements
+
+    def note(chunk: Chunk) -> list[Any]:
+        sizes.append(len(chunk))
+        return elements(chunk)
+
+    monkeypatch.setattr(Chunk, "elements", note)
+    count = 50_000
+    scanned = Dataset.range(count).scan(np.int64(0), lambda total, x: (total + x, x))
+    assert int(next(iter(scanned.batch(count)))[-1]) == count - 1
+    assert max(sizes) <= 1024
 
 
 def test_the_state_of_a_scan_may_be_a_list() -> None:

@@ -187,6 +187,10 @@ class TakeWhileStream(FilterStream):
         return [super().state(), self._ended]
 
 
+_SCANNED = 1024
+"""The most elements that `scan` pulls at once."""
+
+
 class ScanStream(FedStream):
     """A function of (state, element) that gives (state, element)."""
 
@@ -199,7 +203,8 @@ class ScanStream(FedStream):
 
     def pull(self, limit: int) -> Chunk:
         if not len(self._results):
-            self._work(self._feed.pull(1 if self._calls.on_trial else limit))
+            # Few enough that `elements` takes only a small part of the budget.
+            self._work(self._feed.pull(1 if self._calls.on_trial else min(limit, _SCANNED)))
         return self._results.hand_on(limit)
 
     def _work(self, rows: Chunk) -> None:
