@@ -17,7 +17,7 @@ from penstock.config import (
     set_logical_device_configuration,
 )
 from penstock.distribute.devices import LogicalDevice
-from penstock.errors import InvalidArgumentError, UnimplementedError
+from penstock.errors import InvalidArgumentError
 from penstock.tf.missing_operations import Namespace, missing_from_tf
 
 __all__ = [
@@ -93,9 +93,10 @@ def set_visible_devices(devices: Any, device_type: str | None = None) -> None:
                 f"got {device!r}"
             )
     if set(given) != set(list_physical_devices(device_type)):
-        raise UnimplementedError(
-            f"config.set_visible_devices: cannot hide {device_type or 'all'} devices; name the "
-            "devices of a strategy instead: MirroredStrategy(['CPU:0'])"
+        raise InvalidArgumentError(
+            f"config.set_visible_devices: devices must be all {device_type or 'CPU'} devices, "
+            f"got {given}; tensors are in the host's memory, which cannot be hidden, and a "
+            "strategy gets the names of its devices: MirroredStrategy(['CPU:0'])"
         )
 
 
