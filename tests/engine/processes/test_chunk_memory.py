@@ -2,6 +2,8 @@
 
 import gc
 import os
+import subprocess
+import sys
 import weakref
 
 import pytest
@@ -128,6 +130,80 @@ def test_slabs_of_which_nothing_is_lent_make_room() -> None:
     assert other.slab.dropped == (0,)
     assert pool.extend(200 << 20) is None, "larger than all"
     pool.close()
+
+
+def test_retired_cells_are_never_lent_again_and_their_slabs_make_room() -> None:
+    pool = SlabPool(limit=100 << 20)
+    cells = [pool.extend(100_000) for _ in range(2)]
+    retired, released = [cell.segment for cell in cells if cell is not None]
+    pool.retire([retired])
+    assert pool.reuse(100_000) is None
+    assert pool.extend(90 << 20) is None, "one cell is still lent"
+    pool.release([released])
+    assert lent(pool, 100_000) == released
+    pool.release([released])
+    large = pool.extend(90 << 20)
+    assert large is not None
+    assert large.slab is not None
+    assert large.slab.dropped == (0,)
+    with pytest.raises(DataLossError, match="is not lent"):
+        pool.retire([retired])
+    pool.close()
+
+
+FORKED = """
+import os
+import numpy as np
+from penstock.data import Dataset, Options
+from penstock.data.experimental.service import distribute
+from penstock.engine import calling
+
+calling._TASK_SECONDS = {seconds}
+
+def make(x):
+    return np.full((64, 64), x, np.int64)
+
+def main():
+    dataset = {dataset}
+    iterator = iter(dataset)
+    batches = [next(iterator) for _ in range(20)]
+    expected = [batch.copy() for batch in batches]
+    go, done = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.read(go, 1)
+        os._exit(0 if np.array_equal(batches, expected) else 1)
+    batches.clear()
+    rest = [int(rows[0, 0, 0]) for rows in iterator]
+    assert rest == list(range(20 * {size}, 4000, {size})), rest[:5]
+    os.write(done, b"x")
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+
+if __name__ == "__main__":
+    main()
+"""
+PROCESSES = (
+    "Dataset.range(4000).map(make, num_parallel_calls=2).batch({size})"
+    ".with_options(Options(executor='processes'))"
+)
+SERVICE = (
+    "Dataset.range(4000).map(make).batch({size})"
+    ".apply(distribute('distributed_epoch', 'local://2'))"
+)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "size", "seconds"),
+    [(PROCESSES, 64, 60.0), (PROCESSES, 64, 0.0), (SERVICE, 8, 0.0)],
+    ids=["large tasks", "tasks of one element", "workers"],
+)
+def test_a_forked_process_keeps_the_batches_that_it_has(
+    dataset: str, size: int, seconds: float
+) -> None:
+    program = FORKED.format(dataset=dataset.format(size=size), size=size, seconds=seconds)
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", program]
+    run = subprocess.run(command, capture_output=True, text=True)
+    assert run.stdout == "0\n", run.stderr
 
 
 def test_a_system_that_gives_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:

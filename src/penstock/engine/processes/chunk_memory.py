@@ -7,6 +7,10 @@ cell: when none is free, it sends the bytes through the socket.
 
 The first use of fresh memory costs as much as filling it, so large receive buffers are reused. A
 buffer is reused only when no array is left that shows a part of it.
+
+A forked process shows the same memory, and this process does not know which arrays it has. So
+memory that is lent when this process forks is retired: it is never filled again, and freed with the
+last process that maps it.
 """
 
 from __future__ import annotations
@@ -22,7 +26,7 @@ import socket
 import threading
 import weakref
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -174,6 +178,8 @@ class WorkerSlab:
         self.free: list[int] = []
         self.used = 0
         """How many cells were ever used; cells that never were have no memory yet."""
+        self.retired = 0
+        """How many cells are never used again."""
 
     @property
     def size(self) -> int:
@@ -252,11 +258,22 @@ class SlabPool:
         """Makes cells free that the client has released; raises if they were not lent."""
         with self._lock:
             for segment in segments:
-                if segment not in self._lent:
-                    raise DataLossError(f"data connection: segment {segment} is not lent")
-                self._lent.remove(segment)
-                number, cell = divmod(segment, _CELLS)
-                self._slabs[number].free.append(cell)
+                slab, cell = self._take_back(segment)
+                slab.free.append(cell)
+
+    def retire(self, segments: Iterable[int]) -> None:
+        """Never lends these cells again: a process that the client forked may show them."""
+        with self._lock:
+            for segment in segments:
+                slab, _ = self._take_back(segment)
+                slab.retired += 1
+
+    def _take_back(self, segment: int) -> tuple[WorkerSlab, int]:
+        if segment not in self._lent:
+            raise DataLossError(f"data connection: segment {segment} is not lent")
+        self._lent.remove(segment)
+        number, cell = divmod(segment, _CELLS)
+        return self._slabs[number], cell
 
     def close(self) -> None:
         with self._lock:
@@ -281,7 +298,8 @@ class SlabPool:
     def _make_room(self, size: int) -> tuple[int, ...] | None:
         """Drops slabs without lent cells until `size` bytes fit; if strict, only if they will."""
         room = self._room
-        idle, dropped = [s for s in self._slabs.values() if len(s.free) == s.used], []
+        slabs = self._slabs.values()
+        idle, dropped = [s for s in slabs if len(s.free) + s.retired == s.used], []
         while room < size and idle:
             slab = idle.pop(0)
             room += slab.size
@@ -293,11 +311,38 @@ class SlabPool:
         return tuple(dropped)
 
 
+class Lender(Protocol):
+    """Lends shared memory to arrays, and reuses it when they are freed."""
+
+    def retire_lent(self) -> None:
+        """Lets no memory be filled again that is lent now."""
+
+
+_LENDERS: weakref.WeakValueDictionary[int, Lender] = weakref.WeakValueDictionary()
+"""By id. Threads add to it at any time; copying its references takes one step."""
+
+
+def retire_lent_at_fork(lender: Lender) -> None:
+    """Calls `retire_lent` of a lender whenever this process forks."""
+    _LENDERS[id(lender)] = lender
+
+
+def _retire_lent() -> None:
+    for reference in _LENDERS.valuerefs():
+        if (lender := reference()) is not None:
+            lender.retire_lent()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_retire_lent)
+
+
 class SegmentRef(weakref.ref[Array]):
     """Calls back when the last array over a segment is freed."""
 
-    __slots__ = ("segment",)
+    __slots__ = ("is_retired", "segment")
     segment: int
+    is_retired: bool
 
 
 class MappedSlabs:
@@ -310,6 +355,12 @@ class MappedSlabs:
         self._referenced: dict[int, SegmentRef] = {}
         # Without a lock: arrays may be freed in any thread, even in a thread that holds it.
         self._unused: collections.deque[int] = collections.deque()
+        self._retired: collections.deque[int] = collections.deque()
+        retire_lent_at_fork(self)
+
+    def retire_lent(self) -> None:
+        for reference in list(self._referenced.values()):
+            reference.is_retired = True
 
     def map(self, slab: Slab, descriptor: int) -> None:
         """Maps a slab and closes the descriptor; raises DataLossError if it is unusable."""
@@ -345,21 +396,26 @@ class MappedSlabs:
         start = slab.cell * cell
         array = memory[start : start + size]
         reference = SegmentRef(array, self._mark_unused)
-        reference.segment = segment
+        reference.segment, reference.is_retired = segment, False
         self._referenced[segment] = reference
         return array.data
 
     def _mark_unused(self, reference: SegmentRef) -> None:
-        self._unused.append(reference.segment)
+        freed = self._retired if reference.is_retired else self._unused
+        freed.append(reference.segment)
 
     @property
     def unused_count(self) -> int:
-        """How many segments `take_unused` would return."""
-        return len(self._unused)
+        """How many segments `take_unused` and `take_retired` would return."""
+        return len(self._unused) + len(self._retired)
 
     def take_unused(self, most: int = 1 << 20) -> tuple[int, ...]:
         """Returns at most `most` segments that have become unused since the last call."""
         return tuple(self._unused.popleft() for _ in range(min(most, len(self._unused))))
+
+    def take_retired(self, most: int = 1 << 20) -> tuple[int, ...]:
+        """The same, of segments that must never be filled again."""
+        return tuple(self._retired.popleft() for _ in range(min(most, len(self._retired))))
 
     def close(self) -> None:
         """Unmaps the slabs that no array uses; arrays keep theirs mapped."""

@@ -89,7 +89,9 @@ class Packets:
         descriptor: int,
         body: bytes = b"",
     ) -> None:
-        extra = pickle.dumps((self._mapped.take_unused(_MOST_RELEASED), slab))
+        released = self._mapped.take_unused(_MOST_RELEASED)
+        retired = self._mapped.take_retired(_MOST_RELEASED)
+        extra = pickle.dumps((released, retired, slab))
         head = _HEAD.pack(len(extra), segment, size, len(data)) + extra
         packet = head.ljust(padded_size(len(head)), b"\0") + body
         send_descriptors(self._socket, packet, [descriptor] if descriptor >= 0 else [])
@@ -101,8 +103,9 @@ class Packets:
             if not packet:
                 return None
             extra_size, segment, size, data_size = _HEAD.unpack_from(packet)
-            released, slab = pickle.loads(packet[_HEAD.size : _HEAD.size + extra_size])
+            released, retired, slab = pickle.loads(packet[_HEAD.size : _HEAD.size + extra_size])
             self._cells.release(released)
+            self._cells.retire(retired)
             if slab is not None:
                 self._mapped.map(slab, descriptor)
                 descriptor = -1

@@ -220,8 +220,9 @@ class Connection:
         self.close()
 
     def _release_frames(self) -> list[bytes]:
-        segments = self._mapped.take_unused() if self._mapped is not None else ()
-        return frame(Release(segments)) if segments else []
+        if self._mapped is None or not self._mapped.unused_count:
+            return []
+        return frame(Release(self._mapped.take_unused(), self._mapped.take_retired()))
 
     def _send_releases(self) -> None:
         """Sends releases now, unless another thread is sending and includes them."""
@@ -376,6 +377,7 @@ class MessageReader:
         if self._pool is None:
             raise DataLossError("data connection: a release where no memory is shared")
         self._pool.release(release.segments)
+        self._pool.retire(release.retired)
 
     def _read_columns(self, rows: Rows, size: int) -> list[Column] | None:
         """The columns of rows with a body of `size` bytes; None if the body is damaged."""

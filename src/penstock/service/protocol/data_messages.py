@@ -94,6 +94,8 @@ class Release(Message, frozen=True):
     """Segments of shared memory that the client no longer reads."""
 
     segments: tuple[int, ...]
+    retired: tuple[int, ...] = ()
+    """Segments that must never be filled again: a process that the client forked may show them."""
 
 
 class CloseTask(Message, frozen=True):
