@@ -18,6 +18,7 @@ from penstock.engine.figures import CallTimes
 from penstock.engine.inlets import BUDGET
 from penstock.engine.pool import Pool
 from penstock.engine.processes import call_processes, fork_server
+from penstock.engine.processes.batch_memory import BatchPlaces
 from penstock.engine.processes.call_processes import Answer, CallTask, SentFunction
 from penstock.engine.results import holds_scattered_array, stack_results
 from penstock.engine.tuning import CpuUse, Parallelism, Relocation, cores
@@ -25,7 +26,7 @@ from penstock.engine.user_calls import CONTAINED, Calls, FailedCall
 from penstock.errors import OpError
 from penstock.plan.functions import cannot_travel
 
-_TASK_SECONDS = 0.016
+_TASK_SECONDS = 0.04
 """Seconds of work that go into a task of a process: sending it takes about a hundredth of that."""
 
 _MOST_ROWS = 1024
@@ -44,6 +45,7 @@ class Calling:
         self._calls, self._parallelism = calls, parallelism
         self.threads = _ThreadCalls(calls, parallelism)
         self._processes: _ProcessCalls | None = None
+        self._places: BatchPlaces | None = None
         self._preparation: _Preparation | None = None
         known, reason = calls.function.calls_run
         automatic = executor == "auto" and parallelism.processes > 1 and may_move()
@@ -61,10 +63,19 @@ class Calling:
         else:
             self._move(function, reason)
 
-    @property
-    def rows(self) -> int:
-        """How many elements the next task should have."""
-        return self.threads.rows if self._processes is None else self._processes.rows
+    def expect_batches(self, size: int, first: int) -> None:
+        """Says that the results are batched next, and that the first batch begins at `first`.
+
+        Then processes write the rows of large batches to their places.
+        """
+        self._places = BatchPlaces(size, first)
+
+    def count_rows(self, ordinal: int) -> int:
+        """How many elements the next task should have, which begins at `ordinal`."""
+        if self._processes is None:
+            return self.threads.rows
+        rows = self._processes.rows
+        return rows if self._places is None else self._places.round_rows(ordinal, rows)
 
     @property
     def tasks(self) -> int:
@@ -89,7 +100,7 @@ class Calling:
         """Begins a task; `result` returns what was made."""
         if self._processes is None:
             return self.threads.submit(rows, ordinal)
-        return self._processes.submit(rows, ordinal)
+        return self._processes.submit(rows, ordinal, self._places)
 
     def result(self, future: Future[Any]) -> Chunk | list[Any]:
         """Waits for a task: a chunk, or a list with a `FailedCall` for each failure."""
@@ -106,6 +117,8 @@ class Calling:
             self._calls.function.note_task_rows(self._processes.rows)
         if not isinstance(made.made, Chunk):
             _add_elements(made.made, future.chunk)
+        elif self._places is not None:
+            self._places.learn(made.made)
         return made.made
 
     def _move(self, function: SentFunction, reason: str) -> None:
@@ -124,7 +137,7 @@ class Calling:
     def note_rate(self, elements: int, seconds: float, nbytes_each: float) -> None:
         """Notes how many elements were handed on in how much time, and their size."""
         if self._processes is None:
-            self._parallelism.note_rate(elements / seconds, nbytes_each * self.rows)
+            self._parallelism.note_rate(elements / seconds, nbytes_each * self.threads.rows)
         if self._relocation is None:
             return
         if self._processes is not None:
@@ -286,10 +299,14 @@ class _ProcessCalls:
         self.rows = 1
         self.seconds = 0.0
 
-    def submit(self, rows: Chunk, ordinal: int) -> CallTask:
+    def submit(self, rows: Chunk, ordinal: int, places: BatchPlaces | None) -> CallTask:
         task = CallTask(self._function, rows, ordinal, self._owner, self._most)
-        while not call_processes.call_processes().submit(task):
-            pass  # They were closed, because they were idle, since they were looked up.
+        processes = call_processes.call_processes()
+        if places is not None:
+            task.rows = places.place(ordinal, len(rows), processes.batch_cells)
+        while not processes.submit(task):
+            # They were closed, because they were idle, since they were looked up.
+            processes = call_processes.call_processes()
         return task
 
     def note(self, given: Chunk, answer: Answer) -> None:

@@ -310,6 +310,8 @@ def _access_stream(node: Node, start: int, context: Context) -> Stream:
 
 def _batch(node: nodes.Batch, source: Stream, context: Context) -> Stream:
     collate = collate_of(node, lambda: context.environment.spec(node))
+    if type(node) is nodes.Batch and isinstance(source.inputs[0], ParallelMapStream):
+        source.inputs[0].expect_batches(node.size)
     return batching.BatchStream(node, source, collate)
 
 

@@ -73,6 +73,11 @@ class ParallelMapStream(FedStream):
         self._nbytes_each = 0.0
         self._pool.stop_with(self)
 
+    def expect_batches(self, size: int) -> None:
+        """Says that the elements are batched next; called before the first pull."""
+        if self._ordered:
+            self._calling.expect_batches(size, self._ordinal)
+
     def pull(self, limit: int) -> Chunk:
         while not len(self._results):
             self._finish_task()
@@ -100,7 +105,7 @@ class ParallelMapStream(FedStream):
 
     def _submit_next(self) -> None:
         try:
-            rows = self._feed.pull(1 if self._again else self._calling.rows)
+            rows = self._feed.pull(1 if self._again else self._calling.count_rows(self._ordinal))
         except StopIteration:
             self._ended = True
             return

@@ -19,6 +19,7 @@ from penstock.element.chunk import Chunk
 from penstock.element.columns import Column
 from penstock.element.nest import Tree
 from penstock.element.ragged import Ragged
+from penstock.engine.processes.batch_memory import SentRows
 from penstock.engine.tracebacks import format_for_others
 from penstock.errors import OpError, UnknownError
 
@@ -45,16 +46,31 @@ class Elements(NamedTuple):
     """Which columns must not be written to."""
 
 
+class ShareCell(NamedTuple):
+    """Memory for the rows of batches, in the file whose descriptor comes with it."""
+
+    cell: int
+    room: int
+
+
+class DropCells(NamedTuple):
+    """The process may unmap these cells."""
+
+    cells: tuple[int, ...]
+
+
 class Call(NamedTuple):
     """Asks for calls of a function on elements; `contained` is the value of `CONTAINED`.
 
-    Without elements, it asks the process to load the function.
+    Without elements, it asks the process to load the function. `rows` says where the process
+    writes the results, if they are rows of a batch.
     """
 
     number: int
     ordinal: int
     elements: Elements | None
     contained: bool
+    rows: SentRows | None = None
 
 
 class Ready(NamedTuple):
@@ -65,13 +81,15 @@ class CallResults(NamedTuple):
     """The results of a task: in columns or, where these cannot contain them, pickled.
 
     `failures` are the indices and errors of elements that could not be made; they are left out of
-    the results.
+    the results. If `are_written`, the results are where `Call.rows` said, and `elements` has only
+    their structure and number.
     """
 
     seconds: float
     elements: Elements | None
     pickled: bytes
     failures: list[tuple[int, bytes]]
+    are_written: bool = False
 
 
 class CallFailure(NamedTuple):

@@ -7,6 +7,7 @@ flushed after each task, because the kernel may kill it at any time.
 from __future__ import annotations
 
 import contextlib
+import mmap
 import os
 import pickle
 import socket
@@ -17,14 +18,17 @@ from typing import Any
 from penstock.element import nest
 from penstock.element.chunk import Chunk, unusable_element
 from penstock.engine.processes import call_messages, fork_server
+from penstock.engine.processes.batch_memory import write_rows
 from penstock.engine.processes.call_messages import (
     Call,
     CallFailure,
     CallResults,
     Define,
+    DropCells,
     Elements,
     Forget,
     Ready,
+    ShareCell,
     Trees,
     Unloadable,
     pack_chunk,
@@ -54,6 +58,7 @@ class _CallProcess:
         self._packets = packets
         self._files: dict[int, int] = {}
         self._calls: dict[int, Calls] = {}
+        self._cells: dict[int, mmap.mmap] = {}
         self._given, self._sent = Trees(), Trees()
 
     def serve(self) -> None:
@@ -65,6 +70,12 @@ class _CallProcess:
                     self._files[number] = descriptor
                 case Forget(number):
                     self._forget(number)
+                case ShareCell(cell, room):
+                    self._cells[cell] = mmap.mmap(descriptor, room)
+                    os.close(descriptor)
+                case DropCells(cells):
+                    for cell in cells:
+                        self._cells.pop(cell).close()
                 case Call():
                     self._answer(note, body)
             del received, note, body
@@ -106,20 +117,29 @@ class _CallProcess:
             # On a busy machine a call takes long and does little.
             seconds = max(time.process_time() - cpu, (time.perf_counter() - started) / 4)
             del chunk
-            self._send_made(call.ordinal, calls, made, seconds)
+            self._send_made(call, calls, made, seconds)
 
-    def _send_made(self, ordinal: int, calls: Calls, made: list[Any], seconds: float) -> None:
+    def _send_made(self, call: Call, calls: Calls, made: list[Any], seconds: float) -> None:
         good, failures = _split(made)
-        elements, parts = self._pack(good)
+        chunk = stack_results(good) if good else None
+        if chunk is not None and not failures and self._write(call, chunk):
+            written = Elements(self._sent.pack(chunk.tree), chunk.size, [], [])
+            self._packets.send(CallResults(seconds, written, b"", [], are_written=True))
+            return
+        elements, parts = self._pack(chunk)
         pickled = b""
         if elements is None and good:
-            pickled, failures = _pickle(made, calls, ordinal)
+            pickled, failures = _pickle(made, calls, call.ordinal)
         errors = [(index, pack_error(failed.error)) for index, failed in failures]
         self._packets.send(CallResults(seconds, elements, pickled, errors), parts)
 
-    def _pack(self, good: list[Any]) -> tuple[Elements | None, list[memoryview]]:
+    def _write(self, call: Call, made: Chunk) -> bool:
+        """Writes results to their place in a batch; returns False if they have none."""
+        rows = call.rows
+        return rows is not None and write_rows(made, rows, memoryview(self._cells[rows.cell]))
+
+    def _pack(self, chunk: Chunk | None) -> tuple[Elements | None, list[memoryview]]:
         """The results in columns; None if there are none, or columns cannot contain them."""
-        chunk = stack_results(good) if good else None
         if chunk is None:
             return None, []
         try:

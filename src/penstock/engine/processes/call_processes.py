@@ -29,13 +29,16 @@ from typing import Any, NamedTuple
 
 from penstock.element.chunk import Chunk
 from penstock.engine.processes import boot, call_messages, fork_server
+from penstock.engine.processes.batch_memory import BatchCells, TaskRows
 from penstock.engine.processes.call_messages import (
     Call,
     CallFailure,
     CallResults,
     Define,
+    DropCells,
     Forget,
     Ready,
+    ShareCell,
     Trees,
     Unloadable,
     pack_chunk,
@@ -112,6 +115,8 @@ class CallTask(Future[Answer]):
         super().__init__()
         self.function, self.chunk, self.ordinal = function, chunk, ordinal
         self.owner, self.most = owner, most
+        self.rows: TaskRows | None = None
+        """Where the results are written, if they are rows of a batch in shared memory."""
         self.contained = CONTAINED.get()
         self.number = next(_NUMBERS)
 
@@ -147,9 +152,12 @@ def _as_list(made: Chunk | list[Any]) -> list[Any]:
 class _Process:
     """One process: the tasks that it was sent, and the functions that it knows."""
 
-    def __init__(self, number: int, channel: socket.socket) -> None:
+    def __init__(self, number: int, channel: socket.socket, cells: BatchCells) -> None:
         self.number = number
         self.packets = Packets(channel)
+        self._cells = cells
+        self._mapped: set[int] = set()
+        """The cells that it maps."""
         self.tasks: deque[CallTask] = deque()
         self.known: set[int] = set()
         self.sent, self.given = Trees(), Trees()
@@ -167,8 +175,24 @@ class _Process:
         if function.number not in self.known:
             self.packets.send(Define(function.number), descriptor=function.file)
             self.known.add(function.number)
-        self.packets.send(Call(function.number, task.ordinal, elements, task.contained), parts)
+        rows = None
+        if task.rows is not None:
+            self._share_cell(task.rows)
+            rows = task.rows.sent
+        call = Call(function.number, task.ordinal, elements, task.contained, rows)
+        self.packets.send(call, parts)
         self.tasks.append(task)
+
+    def _share_cell(self, rows: TaskRows) -> None:
+        cell = rows.batch.cell
+        if cell.number in self._mapped:
+            return
+        dropped = tuple(number for number in self._mapped if not self._cells.knows(number))
+        if dropped:
+            self.packets.send(DropCells(dropped))
+            self._mapped.difference_update(dropped)
+        self.packets.send(ShareCell(cell.number, cell.room), descriptor=cell.descriptor)
+        self._mapped.add(cell.number)
 
     def forget(self, function: SentFunction) -> None:
         if function.number in self.known:
@@ -193,6 +217,7 @@ class CallProcesses:
         self._used = time.monotonic()
         self._start_failures = 0
         self.closed = False
+        self.batch_cells = BatchCells()
         requests, self._asked = ForkServer.socketpair()
         self._server = ForkServer(requests)
         self._program: subprocess.Popen[bytes] | None = None
@@ -274,7 +299,7 @@ class CallProcesses:
     def _start(self, slot: int) -> _Process | None:
         number = next(_NUMBERS)
         try:
-            process = _Process(number, self._server.start(number))
+            process = _Process(number, self._server.start(number), self.batch_cells)
         except OSError as error:
             self.refusal = f"processes cannot be started ({error})"
             return None
@@ -405,14 +430,20 @@ class CallProcesses:
 
 def _set_results(task: CallTask, note: CallResults, body: memoryview, trees: Trees) -> None:
     try:
-        made = _unpack_results(note, body, trees)
+        made = _unpack_results(task, note, body, trees)
     except Exception as error:  # Of a class of the user's, while it is unpickled.
         task.set_exception(error)
     else:
         task.set_result(Answer(made, note.seconds))
 
 
-def _unpack_results(note: CallResults, body: memoryview, trees: Trees) -> Chunk | list[Any]:
+def _unpack_results(
+    task: CallTask, note: CallResults, body: memoryview, trees: Trees
+) -> Chunk | list[Any]:
+    if note.elements is not None and note.are_written:
+        assert task.rows is not None
+        tree, count = trees.unpack(note.elements.skeleton), note.elements.size
+        return task.rows.batch.rows(tree, task.rows.start, count)
     if note.elements is not None and not note.failures:
         return unpack_chunk(note.elements, body, trees)
     if note.elements is not None:

@@ -9,23 +9,23 @@ import numpy as np
 from penstock.element import columns
 from penstock.element.chunk import Chunk
 from penstock.element.columns import Array
+from penstock.element.reused import ReusedMemory, find_origin
 from penstock.engine.collate import Collate, UnstackableError, collate_all, stack_rows
 from penstock.engine.contract import State, Stream, must_settle
 from penstock.engine.inlets import FedStream, discard
+from penstock.engine.processes.batch_memory import LARGE_BATCH
 from penstock.engine.trail import WITH_TURNS, add_turns, drawing_numbers, put_turn
 from penstock.errors import InvalidArgumentError
 from penstock.plan.nodes import Batch, Rebatch
 from penstock.plan.seeds import derive_array, numbers_from
-
-_LARGE = range(1 << 20, 1 << 30)
-"""The bytes of a batch for which memory is allocated before all of its rows are there."""
 
 
 class _JoinedRows:
     """The rows of one batch, from the chunks that they come in.
 
     Each chunk of a large batch is copied to its place at once: then its memory is free for the next
-    chunk, and the batch is never in memory twice.
+    chunk, and the batch is never in memory twice. Rows that call processes have written to their
+    place in the batch stay there.
     """
 
     def __init__(self, size: int) -> None:
@@ -40,6 +40,10 @@ class _JoinedRows:
         return bool(self._batch)
 
     def add(self, rows: Chunk) -> None:
+        if (joined := self._find_in_place(rows)) is not None:
+            self._set_joined(rows, joined)
+            self.count += rows.size
+            return
         if not self._chunks and self._are_large(rows):
             arrays: list[Any] = rows.columns
             self._batch = [np.empty((self._size, *a.shape[1:]), a.dtype) for a in arrays]
@@ -56,7 +60,11 @@ class _JoinedRows:
     def _are_large(self, rows: Chunk) -> bool:
         """Whether more rows like these will make a large batch."""
         plain = all(type(c) is np.ndarray and not c.dtype.hasobject for c in rows.columns)
-        return plain and rows.size < self._size and rows.nbytes // rows.size * self._size in _LARGE
+        return (
+            plain
+            and rows.size < self._size
+            and rows.nbytes // rows.size * self._size in LARGE_BATCH
+        )
 
     def _fit(self, rows: Chunk) -> bool:
         pairs = zip(self._batch, rows.columns, strict=True)
@@ -69,9 +77,44 @@ class _JoinedRows:
         stop = self.count + rows.size
         for old, new in zip(self._batch, rows.columns, strict=True):
             old[self.count : stop] = new
+        self._set_joined(rows, [c[:stop] for c in self._batch])
+
+    def _find_in_place(self, rows: Chunk) -> list[Array] | None:
+        """The rows so far and these as one array for each column, if they lie so in memory."""
+        if self._batch or len(self._chunks) > 1:
+            return None
+        before = self._chunks[0].columns if self._chunks else rows.columns
+        if len(before) != len(rows.columns):
+            return None
+        found = []
+        for old, new in zip(before, rows.columns, strict=True):
+            if (joined := self._extend(old, new)) is None:
+                return None
+            found.append(joined)
+        return found
+
+    def _extend(self, before: Any, column: Any) -> Array | None:
+        """The array of a batch, up to the rows of `column`, if these follow those of `before`.
+
+        Only in memory that was filled for the elements of this stream: a batch must not show rows
+        that other arrays show, or that may not be written to.
+        """
+        if type(column) is not np.ndarray or not column.flags.writeable:
+            return None
+        batch = column.base
+        if type(batch) is not np.ndarray or batch.shape != (self._size, *column.shape[1:]):
+            return None
+        if type(before) is not np.ndarray or before.base is not batch:
+            return None
+        starts = batch.ctypes.data + self.count * batch.strides[0]
+        if column.ctypes.data != starts or not isinstance(find_origin(batch), ReusedMemory):
+            return None
+        return batch[: self.count + len(column)]
+
+    def _set_joined(self, rows: Chunk, joined: list[Array]) -> None:
         found = [c.numbers for c in (*self._chunks, rows) if c.numbers is not None]
         numbers = np.concatenate(found) if len(found) > len(self._chunks) else None
-        self._chunks = [Chunk(rows.tree, [c[:stop] for c in self._batch], stop, numbers)]
+        self._chunks = [Chunk(rows.tree, list(joined), self.count + rows.size, numbers)]
 
 
 class BatchStream(FedStream):
