@@ -97,7 +97,7 @@ def start_service(workers: str, on_ray: bool) -> Iterator[tuple[str, Callable[[]
     """A service with so many workers: what to read from, and what counts the workers."""
     import penstock
     from penstock.data.experimental import service
-    from penstock.service.host import hosted_service
+    from penstock.launch import hosted_service
 
     if on_ray:
         with penstock.launch.ray("scaling", workers=workers, cpus=0.01, wait=60) as launched:

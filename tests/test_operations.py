@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = [
     path
-    for room in ("service", "cli")
+    for room in ("service", "launch", "cli")
     for path in sorted((ROOT / "src" / "penstock" / room).rglob("*.py"))
 ]
 RUNBOOK = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8").partition("## Runbook")[2]

@@ -27,7 +27,7 @@ from penstock.errors import (
     OpError,
     ResourceExhaustedError,
 )
-from penstock.service.host import ray_actors
+from penstock.launch import ray_actors
 from tests.integration.clusters import Cluster, until
 
 # Ray uses its own deprecated names, and forks where another test may have started JAX.

@@ -60,6 +60,7 @@ from penstock.errors import (
     OutOfRangeError,
     UnimplementedError,
 )
+from penstock.launch import register_schemes
 from penstock.missing_names import explain_arguments, missing_from_dataset
 from penstock.plan import codec, concatenation, nodes, packed, picture, seeds, show
 from penstock.plan.block_lengths import block_lengths
@@ -2078,6 +2079,8 @@ def _connect(node: Node, state: State, context: Context) -> Stream:
 
     return connect(node, state, context)
 
+
+register_schemes()  # Here, because every process that reads or serves datasets imports this module.
 
 ENVIRONMENT = Environment(wrap=Dataset, spec=_spec_of, connect=_connect)
 """How the engine wraps plans as datasets, infers specs and connects to services."""

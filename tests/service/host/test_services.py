@@ -1,5 +1,7 @@
 """Connecting: how a service is named, who serves it, and what is registered there."""
 
+import threading
+
 import pytest
 
 import penstock as tf
@@ -135,7 +137,7 @@ def test_what_cannot_be_divided_runs_on_a_worker_where_several_read(cluster):
 
 
 def test_a_service_that_was_started_for_a_dataset_is_shared_by_its_readers(monkeypatch):
-    monkeypatch.setattr(services, "_SCHEMES", dict(services._SCHEMES))
+    monkeypatch.setattr(services, "SCHEMES", dict(services.SCHEMES))
     started = []
 
     class Counting(services.RunningService):
@@ -173,3 +175,28 @@ def test_options_reach_the_workers(cluster):
     options.deterministic = False
     made = Dataset.range(50).with_options(options).apply(cluster.distribute())
     assert sorted(map(int, made)) == list(range(50))
+
+
+class Nobody:
+    """A service that counts its ends."""
+
+    def __init__(self, address):
+        self.session = object()
+        self.address = address
+        self.closed = threading.Event()
+
+    def close(self):
+        self.closed.set()
+
+
+def test_other_schemes_plug_in(monkeypatch):
+    monkeypatch.setattr(services, "SCHEMES", dict(services.SCHEMES))
+    monkeypatch.setattr("penstock.service.protocol.timing.LOCAL_LINGER", 0.0)
+    services.register_scheme("nobody", Nobody)
+    assert services.parse("nobody://here") == ("nobody", "here")
+    shared = services.SharedService(Nobody("here"))
+    shared.users = 2
+    shared.leave()
+    assert not shared.service.closed.is_set()
+    shared.leave()
+    assert shared.service.closed.wait(60)

@@ -31,7 +31,7 @@ _BLOCKS_PER_CPU = 2
 
 def adapt(dataset: Dataset, num_blocks: int | None) -> Any:
     """Implements `Dataset.to_ray`."""
-    from penstock.service.host.ray_service import connect_ray
+    from penstock.launch.ray_service import connect_ray
 
     _check_columns(dataset.element_spec)
     connect_ray("auto")

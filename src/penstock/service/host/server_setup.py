@@ -1,4 +1,4 @@
-"""Setting up dispatchers and workers: their configurations, and how they start and stop.
+"""Setting up services: the configurations of servers, how they start, and the schemes of URLs.
 
 Users make the named tuples of a configuration; the servers read them as they are.
 `check_dispatcher` and `check_worker` are the only checks. The first fields are TensorFlow's, in its
@@ -14,7 +14,7 @@ from __future__ import annotations
 import operator
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple, Self
 
 from penstock.errors import (
@@ -291,3 +291,23 @@ class Lifecycle(ABC):
     @abstractmethod
     def _end(self) -> None:
         """Sets `_stopped`, closes ports and files; may be called again, or before `_begin`."""
+
+
+# Schemes: what a URL in the `service` argument of `distribute` stands for
+
+
+class Scheme(NamedTuple):
+    """The meaning of URLs `name://rest`. Each function is called with the rest."""
+
+    start: Callable[[str], Any]
+    """Returns the `Service` (see `services`), and starts it if necessary."""
+    outlives_readers: Callable[[str], bool] = lambda rest: False
+    """Whether the service also runs while no iterator reads from it."""
+    find_session: Callable[[str], Any] | None = None
+    """Returns the `Session` with a service that outlives its readers. By default the rest is the
+    address of a dispatcher."""
+
+
+SCHEMES: dict[str, Scheme] = {}
+"""The schemes by their names. `services` adds `grpc`, `penstock.launch` adds those of services that
+it starts, and users may add others."""

@@ -1,4 +1,4 @@
-"""Services by URL (`grpc://`, `local://`, registered schemes), and calls to their dispatchers.
+"""Services by URL (`grpc://` and other registered schemes), and calls to their dispatchers.
 
 A service that was started for a dataset runs as long as that dataset is read, and a little longer,
 because the next repetition begins when one has ended.
@@ -7,7 +7,6 @@ because the next repetition begins when one has ended.
 from __future__ import annotations
 
 import os
-import secrets
 import threading
 import weakref
 from collections.abc import Callable
@@ -20,8 +19,7 @@ from penstock.plan.nodes import Node
 from penstock.plan.references import decode_spec
 from penstock.plan.resume import seeds_of
 from penstock.service.host.array_store import send_everything
-from penstock.service.host.ray_options import is_launched
-from penstock.service.host.server_setup import DispatcherConfig
+from penstock.service.host.server_setup import SCHEMES, Scheme
 from penstock.service.host.session import Session, session
 from penstock.service.protocol import timing
 from penstock.service.protocol.messages import DatasetInfo, ForgetJobs, ForgetJobsReply
@@ -53,41 +51,15 @@ class RunningService:
         pass
 
 
-def _start_local(rest: str) -> Service:
-    from penstock.service.host.hosted_service import (
-        HostedService,
-        LocalWorkers,
-        parse_dashboard_port,
-        parse_range,
-    )
-
-    count, _, query = rest.partition("?")
-    allowed, dashboard_port = parse_range(count), parse_dashboard_port(rest, query)
-    workers = LocalWorkers(allowed.least, allowed.most)
-    try:
-        config = DispatcherConfig(token=secrets.token_hex(16), dashboard_port=dashboard_port)
-        return HostedService(config, workers, allowed)
-    except BaseException:
-        workers.close()
-        raise
-
-
-def _start_on_ray(rest: str) -> Service:
-    from penstock.service.host.ray_service import start_service
-
-    return start_service(rest)
-
-
-_SCHEMES: dict[str, Callable[[str], Service]] = {
-    "grpc": lambda address: RunningService(session(address)),
-    "local": _start_local,
-    "ray": _start_on_ray,
-}
+SCHEMES["grpc"] = Scheme(
+    start=lambda address: RunningService(session(address)),
+    outlives_readers=lambda address: True,
+)
 
 
 def register_scheme(name: str, serve: Callable[[str], Service]) -> None:
     """Makes `name://rest` a service: `serve(rest)` starts it and returns it."""
-    _SCHEMES[name] = serve
+    SCHEMES[name] = Scheme(start=serve)
 
 
 def parse(service: Any, call: str = "service.distribute") -> tuple[str, str]:
@@ -106,8 +78,8 @@ def parse(service: Any, call: str = "service.distribute") -> tuple[str, str]:
         scheme, address = ("grpc", parts[0]) if len(parts) == 1 else (parts[0], parts[1])
     if not scheme:
         raise InvalidArgumentError(f"{call}: service {service!r} has no scheme before '://'")
-    if scheme not in _SCHEMES:
-        known = ", ".join(f"{name}://" for name in sorted(_SCHEMES))
+    if scheme not in SCHEMES:
+        known = ", ".join(f"{name}://" for name in sorted(SCHEMES))
         raise NotFoundError(f"{call}: the scheme {scheme}:// is not registered; there are {known}")
     return scheme, address
 
@@ -170,7 +142,8 @@ def borrow(node: nodes.Distribute, home: Session | None) -> SharedService:
 def _start_service(service: str, home: Session | None) -> Service:
     if service != HOME:
         scheme, address = parse(service)
-        return _SCHEMES[scheme](address)
+        started: Service = SCHEMES[scheme].start(address)
+        return started
     if home is None:
         raise FailedPreconditionError(
             "distribute: this plan is a part of another one and runs on workers only"
@@ -181,17 +154,17 @@ def _start_service(service: str, home: Session | None) -> Service:
 def outlives_readers(service: str) -> bool:
     """Whether a service runs also without readers: a dispatcher, or a service launched on Ray."""
     scheme, rest = parse(service)
-    return scheme == "grpc" or (scheme == "ray" and is_launched(rest))
+    return SCHEMES[scheme].outlives_readers(rest)
 
 
 def _find_session(service: str, call: str = "service.distribute") -> Session:
     """The session with a service that outlives its readers."""
     scheme, rest = parse(service, call)
-    if scheme == "ray" and is_launched(rest):
-        from penstock.service.host.ray_service import find_session
-
-        return find_session(rest)
-    return session(rest)
+    known = SCHEMES[scheme]
+    if known.find_session is None or not known.outlives_readers(rest):
+        return session(rest)
+    found: Session = known.find_session(rest)
+    return found
 
 
 def register(

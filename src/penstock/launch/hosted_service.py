@@ -12,6 +12,7 @@ import contextlib
 import json
 import logging
 import os
+import secrets
 import socket
 import subprocess
 import sys
@@ -117,6 +118,19 @@ def _close_all() -> None:
 
 
 os.register_at_fork(after_in_child=_RUNNING.clear)  # They belong to the parent.
+
+
+def start_local(rest: str) -> HostedService:
+    """Starts the service that `local://rest` names, for the readers of one dataset."""
+    count, _, query = rest.partition("?")
+    allowed, dashboard_port = parse_range(count), parse_dashboard_port(rest, query)
+    workers = LocalWorkers(allowed.least, allowed.most)
+    try:
+        config = DispatcherConfig(token=secrets.token_hex(16), dashboard_port=dashboard_port)
+        return HostedService(config, workers, allowed)
+    except BaseException:
+        workers.close()
+        raise
 
 
 def launch_here(workers: Any, config: DispatcherConfig) -> LocalService:

@@ -29,9 +29,8 @@ from penstock.errors import (
     ResourceExhaustedError,
     UnavailableError,
 )
-from penstock.service.host.control_client import ControlClient
-from penstock.service.host.ray_actors import JOURNAL, STARTING, ServiceActor, ServicePlace
-from penstock.service.host.ray_options import (
+from penstock.launch.ray_actors import JOURNAL, STARTING, ServiceActor, ServicePlace
+from penstock.launch.ray_options import (
     AUTO,
     LOCAL,
     NAMESPACE,
@@ -41,6 +40,7 @@ from penstock.service.host.ray_options import (
     make_options,
     parse_rest,
 )
+from penstock.service.host.control_client import ControlClient
 from penstock.service.host.runtime import MACHINE
 from penstock.service.host.security import Security
 from penstock.service.host.session import Session

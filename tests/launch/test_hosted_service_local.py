@@ -18,7 +18,7 @@ from penstock.data.experimental import service
 from penstock.engine.processes import boot
 from penstock.engine.tuning import cores
 from penstock.errors import AbortedError, InternalError, InvalidArgumentError
-from penstock.service.host import hosted_service, services
+from penstock.launch import hosted_service
 from penstock.service.protocol import timing
 from tests.integration.clusters import until
 
@@ -162,7 +162,7 @@ import os, signal, sys
 sys.path[:0] = {path!r}
 from penstock.data import Dataset
 from penstock.data.experimental import service
-from tests.service.host.test_services_local import worker_processes
+from tests.launch.test_hosted_service_local import worker_processes
 iterator = iter(Dataset.range(10**6).apply(service.distribute("distributed_epoch", "local://2")))
 next(iterator)
 processes = worker_processes(2)
@@ -225,7 +225,7 @@ def test_a_link_to_the_dashboard_is_printed(capsys):
 
 def test_without_a_number_there_is_one_process_for_each_core(monkeypatch):
     monkeypatch.setattr(hosted_service.os, "cpu_count", lambda: 2)
-    serving = services._start_local("")
+    serving = hosted_service.start_local("")
     try:
         processes = worker_processes(2)
     finally:
@@ -267,31 +267,6 @@ def test_two_readers_of_one_dataset_share_its_processes():
     assert next(one) == next(two)
     one.close()
     assert len({int(x) for x in two}) == 1
-
-
-class Nobody:
-    """A service that counts its ends."""
-
-    def __init__(self, address):
-        self.session = object()
-        self.address = address
-        self.closed = threading.Event()
-
-    def close(self):
-        self.closed.set()
-
-
-def test_other_schemes_plug_in(monkeypatch):
-    monkeypatch.setattr(services, "_SCHEMES", dict(services._SCHEMES))
-    monkeypatch.setattr("penstock.service.protocol.timing.LOCAL_LINGER", 0.0)
-    services.register_scheme("nobody", Nobody)
-    assert services.parse("nobody://here") == ("nobody", "here")
-    shared = services.SharedService(Nobody("here"))
-    shared.users = 2
-    shared.leave()
-    assert not shared.service.closed.is_set()
-    shared.leave()
-    assert shared.service.closed.wait(60)
 
 
 def slow(x):

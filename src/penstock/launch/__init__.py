@@ -1,6 +1,8 @@
 """`penstock.launch`: data services on this machine or on a cluster, started from Python.
 
-A launched service runs until it is closed, for all programs that know its name or its address.
+A launched service runs until it is closed, for all programs that know its name or its address. The
+room also starts the services of `local://` and `ray://`, which end with their readers. This module
+must stay light: `import penstock` loads it.
 """
 
 from __future__ import annotations
@@ -8,10 +10,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from penstock.missing_names import missing
+from penstock.service.host.server_setup import SCHEMES, DispatcherConfig, Scheme
 
 if TYPE_CHECKING:
-    from penstock.service.host.hosted_service import LocalService
-    from penstock.service.host.ray_service import LaunchedService
+    from penstock.launch.hosted_service import HostedService, LocalService
+    from penstock.launch.ray_service import LaunchedService, RayService
+    from penstock.service.host.session import Session
 
 __all__ = ["local", "ray"]
 
@@ -44,8 +48,7 @@ def local(
     ...     print(*penstock.data.Dataset.range(4).apply(job))
     0 1 2 3
     """
-    from penstock.service.host.hosted_service import launch_here
-    from penstock.service.host.server_setup import DispatcherConfig
+    from penstock.launch.hosted_service import launch_here
 
     config = DispatcherConfig(port=port, work_dir=work_dir, dashboard_port=dashboard_port)
     return launch_here(workers, config)
@@ -80,7 +83,7 @@ def ray(
     ...     print(service.url)
     ray://features
     """
-    from penstock.service.host.ray_service import launch_service
+    from penstock.launch.ray_service import launch_service
 
     return launch_service(
         name,
@@ -90,6 +93,36 @@ def ray(
         wait=wait,
         runtime_env=runtime_env,
     )
+
+
+def register_schemes() -> None:
+    """Makes `local://` and `ray://` services, which start when they are first read from."""
+    SCHEMES["local"] = Scheme(_start_local)
+    SCHEMES["ray"] = Scheme(_start_on_ray, _is_launched_on_ray, _find_session_on_ray)
+
+
+def _start_local(rest: str) -> HostedService:
+    from penstock.launch.hosted_service import start_local
+
+    return start_local(rest)
+
+
+def _start_on_ray(rest: str) -> RayService:
+    from penstock.launch.ray_service import start_service
+
+    return start_service(rest)
+
+
+def _is_launched_on_ray(rest: str) -> bool:
+    from penstock.launch.ray_options import is_launched
+
+    return is_launched(rest)
+
+
+def _find_session_on_ray(rest: str) -> Session:
+    from penstock.launch.ray_service import find_session
+
+    return find_session(rest)
 
 
 if not TYPE_CHECKING:  # A type checker would take any name.
