@@ -42,8 +42,8 @@ LOADED_WHEN_NEEDED = {
     *("asyncio", "bz2", "tarfile", "tempfile", "zipfile", "pyarrow", "torch", "jax", "keras"),
     *("opentelemetry", "ray", "sqlite3", "tensorflow"),
 }
-# The rooms of ours that are heavy: they load msgspec, which only distributed datasets need.
-HEAVY_ROOMS = ("penstock.service.", "penstock.launch.")
+# What is heavy of ours: it loads msgspec, which only distributed datasets need, or cryptography.
+HEAVY_ROOMS = ("penstock.service.", "penstock.launch.", "penstock.cli.certificates")
 # What `import penstock` may load besides the standard library.
 LOADED_AT_IMPORT = {"penstock", "numpy", "optree", "typing_extensions"}
 # What `import penstock` must not load beyond NumPy: each takes several milliseconds.

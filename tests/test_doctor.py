@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from penstock.cli import doctor, main
+from penstock.cli import certificates, doctor, main
 from penstock.cli.doctor import DOUBTFUL, FINE, WRONG, split_error
 from penstock.data.experimental import service
 from penstock.engine.processes import chunk_memory
 from penstock.errors import InvalidArgumentError, UnavailableError
-from penstock.service.host import certificates, sockets
+from penstock.service.host import sockets
 from penstock.service.host.security import Security
 from tests.integration.clusters import Cluster
 

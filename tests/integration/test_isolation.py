@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from penstock.cli.certificates import make_certificates
 from penstock.data import Dataset
 from penstock.errors import AbortedError
-from penstock.service.host.certificates import make_certificates
 from tests.integration.chaos.cluster import Program
 from tests.integration.clusters import until
 from tests.integration.stage import Stage, staged

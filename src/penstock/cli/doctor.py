@@ -185,7 +185,7 @@ def check_secrets(certificates: str | None) -> Iterator[Finding]:
 
 def check_certificates(security: Any) -> Finding:
     """Whether both sides can load them, and for how long they are valid."""
-    from penstock.service.host import certificates
+    from penstock.cli import certificates
 
     try:
         security.server_context()

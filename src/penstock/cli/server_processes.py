@@ -155,7 +155,7 @@ def print_dashboard_link(url: str, certificates: str | None) -> int:
 
 def make_certificates(folder: str, hosts: Sequence[str], days: int) -> int:
     """Writes certificates and a token, and prints what to do with them."""
-    from penstock.service.host import certificates
+    from penstock.cli import certificates
 
     certificates.make_certificates(folder, hosts, days)
     print(f"certificates and a token are in {folder}; copy it to every machine of the service")

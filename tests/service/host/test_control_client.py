@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 import msgspec
 import pytest
 
+from penstock.cli.certificates import make_certificates
 from penstock.errors import (
     AlreadyExistsError,
     CancelledError,
@@ -27,7 +28,6 @@ from penstock.errors import (
     UnknownError,
 )
 from penstock.service.host import control_server
-from penstock.service.host.certificates import make_certificates
 from penstock.service.host.control_client import ControlClient, is_transient
 from penstock.service.host.control_connection import (
     LARGEST,

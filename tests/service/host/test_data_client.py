@@ -8,6 +8,7 @@ import threading
 
 import pytest
 
+from penstock.cli.certificates import make_certificates
 from penstock.engine.processes import chunk_memory
 from penstock.engine.processes.chunk_memory import host_id
 from penstock.errors import (
@@ -15,7 +16,6 @@ from penstock.errors import (
     UnauthenticatedError,
     UnavailableError,
 )
-from penstock.service.host.certificates import make_certificates
 from penstock.service.host.data_client import connect_data
 from penstock.service.host.data_connection import Connection
 from penstock.service.host.data_server import DataListener

@@ -7,6 +7,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from penstock.cli.certificates import make_certificates
 from penstock.element.ragged import Ragged
 from penstock.engine.processes.chunk_memory import host_id
 from penstock.errors import (
@@ -15,7 +16,6 @@ from penstock.errors import (
     UnavailableError,
 )
 from penstock.service.host import data_connection
-from penstock.service.host.certificates import make_certificates
 from penstock.service.host.data_client import connect_data
 from penstock.service.host.data_connection import INLINE, Connection
 from penstock.service.host.security import Security

@@ -12,10 +12,10 @@ from unittest.mock import Mock
 
 import pytest
 
+from penstock.cli.certificates import make_certificates
 from penstock.errors import FailedPreconditionError
 from penstock.service.host import http_server
 from penstock.service.host.admission import STRANGERS
-from penstock.service.host.certificates import make_certificates
 from penstock.service.host.http_server import (
     LARGEST,
     HttpRequest,

@@ -5,6 +5,7 @@ import threading
 
 import pytest
 
+from penstock.cli.certificates import make_certificates
 from penstock.errors import (
     AlreadyExistsError,
     FailedPreconditionError,
@@ -13,7 +14,6 @@ from penstock.errors import (
     PermissionDeniedError,
     UnauthenticatedError,
 )
-from penstock.service.host.certificates import make_certificates
 from penstock.service.host.security import (
     Security,
     check_folder,

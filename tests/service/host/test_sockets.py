@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.service.host.certificates import make_certificates
+from penstock.cli.certificates import make_certificates
 from penstock.service.host.security import Security
 from penstock.service.host.sockets import relay
 

@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from penstock.cli.certificates import make_certificates
 from penstock.data.dataset import ENVIRONMENT
 from penstock.element.dtypes import int64
 from penstock.engine.processes.chunk_memory import host_id
@@ -26,7 +27,6 @@ from penstock.plan import nodes as n
 from penstock.plan.codec import encode
 from penstock.plan.functions import Function
 from penstock.plan.nodes import Node
-from penstock.service.host.certificates import make_certificates
 from penstock.service.host.control_client import ControlClient
 from penstock.service.host.data_client import connect_data
 from penstock.service.host.data_connection import Connection
