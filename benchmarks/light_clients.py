@@ -22,7 +22,7 @@ from typing import Any
 from penstock.data import Dataset
 from penstock.data.experimental import service
 from penstock.service.host.agent import Agent, LeasesLost
-from penstock.service.host.control_client import ControlClient
+from penstock.service.host.control_connection import ControlClient
 from penstock.service.host.runtime import MACHINE, Runtime
 from penstock.service.host.security import Security
 from penstock.service.host.session import Session

@@ -230,11 +230,11 @@ def test_a_test_of_the_service_has_the_name_of_its_module(room: str) -> None:
 
 
 CATALOGUES = {"plan.nodes", "data.dataset"}
-MOST_LINES = 600
+MOST_LINES = 800
 """Enough to keep a subject in one file, so that a reader finds it by one name."""
 
 
-def test_a_file_has_at_most_600_lines() -> None:
+def test_a_file_has_at_most_800_lines() -> None:
     sizes = {module: len(source.splitlines()) for module, source in SOURCES.items()}
     assert {name for name, lines in sizes.items() if lines > MOST_LINES} <= CATALOGUES
 

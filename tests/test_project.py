@@ -22,7 +22,10 @@ TESTS = {
     for file in (ROOT / "tests").rglob("*.py")
 }
 # A trainer at work, and a server that answers later than a client's time limit.
-SLEEPING = {"tests/integration/chaos/client.py", "tests/service/host/test_control_client.py"}
+SLEEPING = {
+    "tests/integration/chaos/client.py",
+    "tests/service/host/test_control_connection_client.py",
+}
 HOOKS = (ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8")
 
 

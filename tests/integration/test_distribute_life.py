@@ -15,7 +15,7 @@ import pytest
 from penstock.data import Dataset
 from penstock.data.experimental import service
 from penstock.errors import UnimplementedError
-from penstock.service.host import control_client, services
+from penstock.service.host import control_connection, services
 from penstock.service.host import session as sessions
 from penstock.service.host.session import session
 from tests.integration.clusters import Calls, Cluster, settled, until
@@ -72,7 +72,7 @@ WAYS = {
 @pytest.mark.parametrize("arguments", [{}, {"job_name": "a job"}], ids=["anonymous", "named"])
 def test_nothing_is_left_of_a_reader(cluster, way, arguments, monkeypatch):
     # A connection to the dispatcher is kept for every call that was made at the same time.
-    monkeypatch.setattr(control_client, "_KEPT", 1)
+    monkeypatch.setattr(control_connection, "_KEPT", 1)
     made = WAYS[way](Dataset.range(300).map(lambda x: x).apply(cluster.distribute(**arguments)))
     next(iter(made.take(1)))  # What a process needs once is there from now on.
     before = settled(census)

@@ -18,8 +18,7 @@ import pytest
 
 from penstock.data import Dataset
 from penstock.data.experimental import service
-from penstock.service.host.control_client import DispatcherConnections
-from penstock.service.host.control_connection import decode_reply, encode
+from penstock.service.host.control_connection import DispatcherConnections, decode_reply, encode
 from penstock.service.host.security import Security
 from penstock.service.host.session import python_version
 from penstock.service.protocol.messages import (

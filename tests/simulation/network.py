@@ -13,8 +13,7 @@ from typing import Any
 import msgspec
 
 from penstock.errors import UnavailableError
-from penstock.service.host.control_client import is_transient
-from penstock.service.host.control_connection import reply_to_error
+from penstock.service.host.control_connection import is_transient, reply_to_error
 from penstock.service.protocol import timing
 from penstock.service.protocol.data_messages import decoder_of_client, decoder_of_worker
 from penstock.service.protocol.messages import ErrorReply, Reply, Request

@@ -40,7 +40,7 @@ from penstock.launch.ray_options import (
     make_options,
     parse_rest,
 )
-from penstock.service.host.control_client import ControlClient
+from penstock.service.host.control_connection import ControlClient
 from penstock.service.host.runtime import MACHINE
 from penstock.service.host.security import Security
 from penstock.service.host.session import Session

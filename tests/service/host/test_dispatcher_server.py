@@ -26,7 +26,7 @@ from penstock.errors import (
 )
 from penstock.plan.shape import Shape
 from penstock.service.host import journal as journals
-from penstock.service.host.control_client import ControlClient
+from penstock.service.host.control_connection import ControlClient
 from penstock.service.host.dispatcher_server import Dispatcher
 from penstock.service.host.security import Security
 from penstock.service.host.server_setup import DispatcherConfig

@@ -27,7 +27,7 @@ from penstock.plan import nodes as n
 from penstock.plan.codec import encode
 from penstock.plan.functions import Function
 from penstock.plan.nodes import Node
-from penstock.service.host.control_client import ControlClient
+from penstock.service.host.control_connection import ControlClient
 from penstock.service.host.data_client import connect_data
 from penstock.service.host.data_connection import Connection
 from penstock.service.host.dispatcher_server import Dispatcher

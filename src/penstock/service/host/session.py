@@ -25,7 +25,7 @@ from penstock.plan.references import encode_by_reference, encode_spec
 from penstock.plan.resume import seeds_of, structure
 from penstock.plan.splits import shape_of
 from penstock.service.host.array_store import join_array_names
-from penstock.service.host.control_client import ControlClient
+from penstock.service.host.control_connection import ControlClient
 from penstock.service.host.security import Security
 from penstock.service.protocol import timing
 from penstock.service.protocol.messages import (

@@ -25,7 +25,7 @@ from penstock.engine.processes.fork_server import ForkServer
 from penstock.errors import CancelledError, FailedPreconditionError, OpError
 from penstock.service.host import traces
 from penstock.service.host.connect import connect
-from penstock.service.host.control_client import ControlClient
+from penstock.service.host.control_connection import ControlClient
 from penstock.service.host.data_connection import Connection
 from penstock.service.host.data_server import DataListener
 from penstock.service.host.fetch_server import FetchGate, serve

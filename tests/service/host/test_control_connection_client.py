@@ -28,12 +28,13 @@ from penstock.errors import (
     UnknownError,
 )
 from penstock.service.host import control_server
-from penstock.service.host.control_client import ControlClient, is_transient
 from penstock.service.host.control_connection import (
     LARGEST,
+    ControlClient,
     ControlConnection,
     decode_reply,
     encode,
+    is_transient,
     reply_to_error,
 )
 from penstock.service.host.control_server import ControlServer
@@ -627,7 +628,7 @@ def test_a_server_that_is_dropped_gives_its_port_back():
 PROGRAM = """
 import os, sys
 sys.path[:0] = {path!r}
-from penstock.service.host.control_client import ControlClient
+from penstock.service.host.control_connection import ControlClient
 from penstock.service.host.control_server import ControlServer
 from penstock.service.host.security import Security
 from penstock.service.protocol.messages import GetStatus, Ok
