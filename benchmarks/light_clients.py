@@ -25,7 +25,7 @@ from penstock.service.host.agent import Agent, LeasesLost
 from penstock.service.host.control_connection import ControlClient
 from penstock.service.host.runtime import MACHINE, Runtime
 from penstock.service.host.security import Security
-from penstock.service.host.session import Session
+from penstock.service.host.services import Session
 from penstock.service.host.worker_server import RunningWorker
 from penstock.service.logic.client import LeaseRecord, LeaseRequests
 from penstock.service.protocol.messages import (

@@ -133,7 +133,7 @@ def leases(length: float) -> dict[str, float]:
 def _lessee(address: str, url: str, number: int) -> Callable[[int], Any]:
     from penstock.service.host.control_connection import ControlClient
     from penstock.service.host.security import Security
-    from penstock.service.host.session import session
+    from penstock.service.host.services import session
     from penstock.service.protocol.messages import JobOptions, Lease, OpenIteration, StreamRange
 
     register = service.register_dataset(url, Dataset.range(1 << 40), dataset_id="numbers")

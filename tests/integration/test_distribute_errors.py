@@ -23,7 +23,7 @@ from penstock.errors import (
     UnauthenticatedError,
     UnavailableError,
 )
-from penstock.service.host import session
+from penstock.service.host import services
 from penstock.service.protocol import timing
 from tests.integration.clusters import Cluster, until
 
@@ -312,8 +312,8 @@ def free_port():
 
 
 def test_a_dispatcher_that_is_not_there_is_an_error_in_words(monkeypatch):
-    impatient = functools.partial(session.ControlClient, timeout=0.2)
-    monkeypatch.setattr(session, "ControlClient", impatient)
+    impatient = functools.partial(services.ControlClient, timeout=0.2)
+    monkeypatch.setattr(services, "ControlClient", impatient)
     address = f"localhost:{free_port()}"
     with pytest.raises(UnavailableError, match=address):
         Dataset.range(3).apply(service.distribute("distributed_epoch", f"grpc://{address}"))
@@ -412,7 +412,7 @@ def test_static_policies_need_a_dispatcher_that_knows_its_workers(cluster):
 
 
 def test_local_workers_that_are_not_there(cluster, monkeypatch):
-    monkeypatch.setattr(session, "host_id", lambda: "another machine")
+    monkeypatch.setattr(services, "host_id", lambda: "another machine")
     address = cluster.target.replace("localhost", "127.0.0.1")
     made = Dataset.range(3).apply(
         service.distribute("distributed_epoch", address, target_workers="LOCAL")

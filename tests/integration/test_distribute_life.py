@@ -16,8 +16,7 @@ from penstock.data import Dataset
 from penstock.data.experimental import service
 from penstock.errors import UnimplementedError
 from penstock.service.host import control_connection, services
-from penstock.service.host import session as sessions
-from penstock.service.host.session import session
+from penstock.service.host.services import session
 from tests.integration.clusters import Calls, Cluster, settled, until
 
 
@@ -225,7 +224,7 @@ def test_a_forked_child_reads_by_itself(cluster):
     results = fork.Queue()
     child = fork.Process(target=read_in_child, args=(cluster.target, results))
     # Other threads may hold them when a process forks.
-    with services._LOCK, sessions._OPENING:
+    with services._LOCK, services._OPENING:
         child.start()
     try:
         assert results.get(timeout=60) == list(range(20))

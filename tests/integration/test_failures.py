@@ -21,7 +21,7 @@ import pytest
 from penstock import errors
 from penstock.data import Dataset, TextLineDataset
 from penstock.data.experimental import service
-from penstock.service.host.session import python_version, session
+from penstock.service.host.services import python_version, session
 from penstock.service.protocol.messages import RegisterWorker, WorkerInfo
 from tests.integration.chaos.cluster import ROOT, Program, free_port
 from tests.integration.stage import Stage, staged

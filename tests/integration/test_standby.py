@@ -20,7 +20,7 @@ from penstock.data import Dataset
 from penstock.data.experimental import service
 from penstock.service.host.control_connection import DispatcherConnections, decode_reply, encode
 from penstock.service.host.security import Security
-from penstock.service.host.session import python_version
+from penstock.service.host.services import python_version
 from penstock.service.protocol.messages import (
     ErrorReply,
     GetStatus,

@@ -22,7 +22,7 @@ from penstock.errors import (
     UnavailableError,
 )
 from penstock.service.host.remote_stream import Opening
-from penstock.service.host.session import Session
+from penstock.service.host.services import Session
 from penstock.service.logic.client import claims_of, known_streams
 from penstock.service.protocol.messages import (
     Leave,

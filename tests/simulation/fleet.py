@@ -16,7 +16,7 @@ from typing import Any
 
 from benchmarks.light_clients import DATASET, LightReader, LightWorker
 from penstock.plan.shape import Shape
-from penstock.service.host.session import Session
+from penstock.service.host.services import Session
 from penstock.service.logic.state import Settings
 from penstock.service.protocol.messages import RegisterDataset, StreamRange
 from tests.service.logic.invariants import check

@@ -341,7 +341,7 @@ def _prove_token(connected: socket.socket, address: str, host: str) -> None:
 
 
 def _check_dispatcher(url: str, addresses: str) -> Iterator[Finding]:
-    from penstock.service.host.session import session
+    from penstock.service.host.services import session
 
     try:
         dispatcher = session(addresses)

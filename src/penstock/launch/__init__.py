@@ -15,7 +15,7 @@ from penstock.service.host.server_setup import SCHEMES, DispatcherConfig, Scheme
 if TYPE_CHECKING:
     from penstock.launch.hosted_service import HostedService, LocalService
     from penstock.launch.ray_service import LaunchedService, RayService
-    from penstock.service.host.session import Session
+    from penstock.service.host.services import Session
 
 __all__ = ["local", "ray"]
 

@@ -28,7 +28,7 @@ from penstock.engine.tuning import cores
 from penstock.errors import InternalError, InvalidArgumentError, OpError
 from penstock.service.host.runtime import MACHINE
 from penstock.service.host.server_setup import DispatcherConfig, WorkerConfig, check_dispatcher
-from penstock.service.host.session import Session
+from penstock.service.host.services import Session
 from penstock.service.logic.scaling import WorkerRange, WorkerScaling, read_range
 from penstock.service.protocol import timing
 from penstock.service.protocol.messages import GetStatus, GetStatusReply

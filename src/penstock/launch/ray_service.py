@@ -43,7 +43,7 @@ from penstock.launch.ray_options import (
 from penstock.service.host.control_connection import ControlClient
 from penstock.service.host.runtime import MACHINE
 from penstock.service.host.security import Security
-from penstock.service.host.session import Session
+from penstock.service.host.services import Session
 from penstock.service.host.sockets import split_address
 from penstock.service.protocol import timing
 

@@ -26,7 +26,7 @@ from penstock.plan import nodes
 from penstock.service.host.plan_store import PlanCache
 from penstock.service.host.remote_stream import RemoteStream, missing_workers
 from penstock.service.host.security import Security
-from penstock.service.host.session import Session
+from penstock.service.host.services import Session
 from penstock.service.logic.dispatcher_records import LOST
 from penstock.service.logic.facts import ClientGone
 from tests.integration.clusters import Calls, Cluster, settled, until

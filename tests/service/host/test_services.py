@@ -9,7 +9,7 @@ from penstock.data import Dataset
 from penstock.data.experimental import service
 from penstock.errors import InvalidArgumentError, NotFoundError
 from penstock.service.host import services
-from penstock.service.host.session import session
+from penstock.service.host.services import session
 from tests.integration.clusters import Calls, Cluster
 
 

@@ -18,7 +18,7 @@ import msgspec
 
 from penstock.errors import AbortedError, InternalError, NotFoundError, OpError, UnavailableError
 from penstock.service.host.runtime import MACHINE, Runtime
-from penstock.service.host.session import Session
+from penstock.service.host.services import Session
 from penstock.service.logic.orders import Laps
 from penstock.service.protocol import timing
 from penstock.service.protocol.messages import (

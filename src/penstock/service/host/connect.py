@@ -37,8 +37,7 @@ from penstock.service.host.array_store import ArrayUploads
 from penstock.service.host.data_client import connect_data
 from penstock.service.host.data_connection import Connection
 from penstock.service.host.remote_stream import Opening, RemoteStream
-from penstock.service.host.services import HOME, REGISTERED_SEEDS, borrow
-from penstock.service.host.session import Session
+from penstock.service.host.services import HOME, REGISTERED_SEEDS, Session, borrow
 from penstock.service.logic.client import claims_of, known_streams, state_at
 from penstock.service.logic.feeds import Limits
 from penstock.service.protocol.messages import (

@@ -35,7 +35,7 @@ from penstock.service.host.plan_store import Decode, PlanCache, make_decoder
 from penstock.service.host.runtime import MACHINE, Runtime
 from penstock.service.host.security import Security
 from penstock.service.host.server_setup import Lifecycle, WorkerConfig, check_worker, seconds
-from penstock.service.host.session import Session, greeting, python_version
+from penstock.service.host.services import Session, greeting, python_version
 from penstock.service.host.sockets import join_address, split_address
 from penstock.service.host.tasks import Tasks
 from penstock.service.host.worker_streams import WorkerStopsError

@@ -232,7 +232,7 @@ def register_scheme(name: str, serve: Callable[[str], Any]) -> None:
     Args:
         name: The scheme.
         serve: Called with the rest when an iterator opens; returns an object with a `session`
-            (see `penstock.service.host.session`) and `close()`.
+            (see `penstock.service.host.services`) and `close()`.
 
     >>> import penstock
     >>> from penstock.service.host.services import RunningService, session
