@@ -19,7 +19,7 @@ from penstock.data.experimental.service import distribute
 from penstock.engine.processes import array_shares
 from penstock.errors import FailedPreconditionError
 from penstock.plan import array_references
-from penstock.service.host.array_store import ArrayStore
+from penstock.service.host.plan_store import ArrayStore
 from tests.integration.clusters import Cluster
 from tests.integration.stage import staged
 

@@ -33,9 +33,9 @@ from penstock.plan.options import Options, ShardingPolicy
 from penstock.plan.resume import seeds_of, with_seeds
 from penstock.plan.shape import Form
 from penstock.plan.shard import in_order
-from penstock.service.host.array_store import ArrayUploads
 from penstock.service.host.data_client import connect_data
 from penstock.service.host.data_connection import Connection
+from penstock.service.host.plan_store import ArrayUploads
 from penstock.service.host.remote_stream import Opening, RemoteStream
 from penstock.service.host.services import HOME, REGISTERED_SEEDS, Session, borrow
 from penstock.service.logic.client import claims_of, known_streams, state_at

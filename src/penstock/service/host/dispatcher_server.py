@@ -19,7 +19,6 @@ from typing import Any
 from penstock.engine.endings import Ending
 from penstock.engine.formats.files import translate_errors
 from penstock.errors import FailedPreconditionError, UnavailableError
-from penstock.service.host.array_store import ArrayStore
 from penstock.service.host.control_server import ControlServer
 from penstock.service.host.holds import Hold, acquire, find_journal, remove_other_journals
 from penstock.service.host.http_pages import (
@@ -31,7 +30,7 @@ from penstock.service.host.http_pages import (
     dispatcher_values,
 )
 from penstock.service.host.journal import Ledger
-from penstock.service.host.plan_store import PlanStore
+from penstock.service.host.plan_store import ArrayStore, PlanStore
 from penstock.service.host.security import Security, check_folder
 from penstock.service.host.server_setup import (
     DispatcherConfig,

@@ -32,7 +32,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from penstock.errors import AlreadyExistsError, UnavailableError
-from penstock.service.host.array_store import sync_folder
+from penstock.service.host.plan_store import sync_folder
 from penstock.service.protocol import timing
 
 _LOG = logging.getLogger("penstock.service")

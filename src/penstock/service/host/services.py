@@ -31,8 +31,8 @@ from penstock.plan.parts import with_parts
 from penstock.plan.references import decode_spec, encode_by_reference, encode_spec
 from penstock.plan.resume import seeds_of, structure
 from penstock.plan.splits import shape_of
-from penstock.service.host.array_store import join_array_names, send_everything
 from penstock.service.host.control_connection import ControlClient
+from penstock.service.host.plan_store import PART, join_array_names, send_everything
 from penstock.service.host.security import Security
 from penstock.service.host.server_setup import SCHEMES, Scheme
 from penstock.service.protocol import timing
@@ -55,9 +55,6 @@ from penstock.service.protocol.messages import (
 
 _ATTEMPTS = 3
 """How often a plan is sent, if the dispatcher forgets it before it is registered."""
-
-_PART = 4 << 20
-"""Bytes of a plan in one message."""
 
 
 def greeting() -> Hello:
@@ -175,7 +172,7 @@ class Session:
         # The first part is empty, so that a plan that the dispatcher has is not sent.
         stored: PutPlanReply = self.call(PutPlan(digest, 0, len(encoded), b""))
         while stored.offset < len(encoded):
-            part = encoded[stored.offset : stored.offset + _PART]
+            part = encoded[stored.offset : stored.offset + PART]
             stored = self.call(PutPlan(digest, stored.offset, len(encoded), part))
 
     def dataset(self, dataset_id: str) -> DatasetInfo:

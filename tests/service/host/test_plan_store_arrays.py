@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 
 from penstock.errors import InvalidArgumentError, NotFoundError, UnavailableError
-from penstock.service.host.array_store import (
+from penstock.service.host.plan_store import (
     PART,
     ArrayStore,
+    PlanStore,
     fetch_array,
     join_array_names,
     split_array_names,
 )
-from penstock.service.host.plan_store import PlanStore
 from penstock.service.protocol import timing
 from penstock.service.protocol.messages import GetArrayReply
 
