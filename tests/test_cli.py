@@ -26,7 +26,7 @@ from penstock.cli.overview import LEGEND
 from penstock.data import Dataset
 from penstock.data.experimental import service
 from penstock.service.host.data_client import Link, Links
-from penstock.service.host.http_server import make_metrics_token
+from penstock.service.host.http_pages import make_metrics_token
 from penstock.service.logic.fetching import Fetcher
 from penstock.service.protocol.messages import Work
 from penstock.version import PROTOCOL, VERSION

@@ -135,7 +135,7 @@ def load_token(path: str) -> bytes:
 
 def print_metrics_token(certificates: str | None) -> int:
     """Prints the metrics token of the service whose token this process finds."""
-    from penstock.service.host.http_server import make_metrics_token
+    from penstock.service.host.http_pages import make_metrics_token
     from penstock.service.host.security import find_token
 
     folder = certificates or os.environ.get("PENSTOCK_CERTIFICATES") or None

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from penstock.errors import FailedPreconditionError, UnfitServerError
-from penstock.service.host import http_pages, http_server
+from penstock.service.host import http_pages
 from penstock.service.host.http_pages import Dashboard, make_link, take_sample
 from penstock.service.host.security import Security
 from penstock.service.host.server_setup import DispatcherConfig, check_dispatcher
@@ -95,7 +95,7 @@ def test_the_cookie_is_not_for_scripts(
 ) -> None:
     guard = http_pages.SessionGuard(TOKEN, has_tls)
     query = make_link("", TOKEN).partition("?")[2]
-    request = http_server.HttpRequest("/", query, http_server.Headers(), is_within_machine=False)
+    request = http_pages.HttpRequest("/", query, http_pages.Headers(), is_within_machine=False)
     (cookie,) = [value for name, value in guard(request).headers if name == "Set-Cookie"]
     assert "HttpOnly; SameSite=Lax" in cookie
     assert ("Secure" in cookie) == has_tls

@@ -14,9 +14,9 @@ import pytest
 
 from penstock.cli.certificates import make_certificates
 from penstock.errors import FailedPreconditionError
-from penstock.service.host import http_server
+from penstock.service.host import http_pages
 from penstock.service.host.admission import STRANGERS
-from penstock.service.host.http_server import (
+from penstock.service.host.http_pages import (
     LARGEST,
     HttpRequest,
     HttpServer,
@@ -59,7 +59,7 @@ def serve() -> Iterator[Serve]:
 @pytest.fixture
 def from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
     """The server takes connections within this machine for connections from other machines."""
-    monkeypatch.setattr(http_server, "_is_within_machine", lambda connected: False)
+    monkeypatch.setattr(http_pages, "_is_within_machine", lambda connected: False)
 
 
 def get(server: HttpServer, path: str, **headers: str) -> tuple[int, str, Message]:
@@ -196,7 +196,7 @@ def test_other_machines_need_tls_if_there_are_certificates(serve: Serve, tmp_pat
 def test_which_connections_are_within_the_machine(own: str, peer: str, within: bool) -> None:
     connected = Mock()
     connected.getsockname.return_value, connected.getpeername.return_value = (own, 1), (peer, 2)
-    assert http_server._is_within_machine(connected) == within
+    assert http_pages._is_within_machine(connected) == within
 
 
 def test_it_does_not_listen_to_other_machines_without_a_token() -> None:
