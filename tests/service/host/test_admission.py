@@ -18,7 +18,7 @@ from typing import NamedTuple
 import pytest
 
 from penstock.service.host.control_connection import ControlClient
-from penstock.service.host.control_server import ControlServer
+from penstock.service.host.dispatcher_server import ControlServer
 from penstock.service.host.security import PROOF_SIZE, ProcessLoss, Security
 from penstock.service.protocol.messages import GetDataset, GetStatus, GetStatusReply, Ok, Request
 

@@ -27,7 +27,7 @@ from penstock.errors import (
     UnfitServerError,
     UnknownError,
 )
-from penstock.service.host import control_server
+from penstock.service.host import dispatcher_server
 from penstock.service.host.control_connection import (
     LARGEST,
     ControlClient,
@@ -37,8 +37,8 @@ from penstock.service.host.control_connection import (
     is_transient,
     reply_to_error,
 )
-from penstock.service.host.control_server import ControlServer
 from penstock.service.host.data_server import DataListener
+from penstock.service.host.dispatcher_server import ControlServer
 from penstock.service.host.security import (
     CONTROL,
     PROOF_SIZE,
@@ -243,7 +243,7 @@ def test_messages_that_are_too_large(client):
 
 
 def test_where_threads_cannot_wait_for_all_connections_each_has_one(monkeypatch):
-    monkeypatch.setattr(control_server, "_HAS_EPOLL", False)
+    monkeypatch.setattr(dispatcher_server, "_HAS_EPOLL", False)
     server = ControlServer(echo, "localhost", 0, SECURITY)
     server.start()
     clients = [ControlClient(f"localhost:{server.port}", SECURITY) for _ in range(3)]
@@ -294,7 +294,7 @@ def test_what_is_in_hand_is_answered_before_a_server_stops(monkeypatch):
 
 
 def test_large_messages_take_turns_and_small_ones_do_not(monkeypatch):
-    monkeypatch.setattr(control_server, "_TURNS", 1)
+    monkeypatch.setattr(dispatcher_server, "_TURNS", 1)
     begun, go_on = queue.Queue(), threading.Event()
 
     def slow(request):
@@ -322,7 +322,7 @@ def test_large_messages_take_turns_and_small_ones_do_not(monkeypatch):
 
 
 def test_a_plan_that_gets_no_turn_is_asked_for_again(monkeypatch):
-    monkeypatch.setattr(control_server, "_TURNS", 1)
+    monkeypatch.setattr(dispatcher_server, "_TURNS", 1)
     monkeypatch.setattr("penstock.service.protocol.timing.CONTROL_TURN", 0.01)
     held, go_on = threading.Event(), threading.Event()
 
@@ -629,7 +629,7 @@ PROGRAM = """
 import os, sys
 sys.path[:0] = {path!r}
 from penstock.service.host.control_connection import ControlClient
-from penstock.service.host.control_server import ControlServer
+from penstock.service.host.dispatcher_server import ControlServer
 from penstock.service.host.security import Security
 from penstock.service.protocol.messages import GetStatus, Ok
 security = Security(b"token of a program")

@@ -9,7 +9,7 @@ import pytest
 
 from penstock.errors import UnavailableError
 from penstock.service.host.control_connection import ControlClient
-from penstock.service.host.control_server import ControlServer
+from penstock.service.host.dispatcher_server import ControlServer
 from penstock.service.host.security import Security
 from penstock.service.protocol.messages import (
     GetPlan,
