@@ -28,6 +28,7 @@ from penstock.errors import (
     UnknownError,
 )
 from penstock.service.host import dispatcher_server
+from penstock.service.host.admission import DataListener
 from penstock.service.host.control_connection import (
     LARGEST,
     ControlClient,
@@ -37,7 +38,6 @@ from penstock.service.host.control_connection import (
     is_transient,
     reply_to_error,
 )
-from penstock.service.host.data_server import DataListener
 from penstock.service.host.dispatcher_server import ControlServer
 from penstock.service.host.security import (
     CONTROL,

@@ -16,9 +16,9 @@ from penstock.errors import (
     UnauthenticatedError,
     UnavailableError,
 )
+from penstock.service.host.admission import DataListener
 from penstock.service.host.data_client import connect_data
 from penstock.service.host.data_connection import Connection
-from penstock.service.host.data_server import DataListener
 from penstock.service.host.security import Security
 from penstock.service.protocol.data_messages import Rows
 from penstock.service.protocol.messages import WorkerInfo

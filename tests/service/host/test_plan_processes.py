@@ -14,7 +14,7 @@ from penstock.engine.processes.descriptors import receive_descriptor
 from penstock.engine.processes.fork_server import ProcessExit
 from penstock.errors import AbortedError
 from penstock.service.host import plan_processes
-from penstock.service.host.data_server import AcceptedClient
+from penstock.service.host.admission import AcceptedClient
 from penstock.service.host.plan_processes import (
     LARGEST,
     Begin,

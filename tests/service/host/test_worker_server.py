@@ -571,7 +571,7 @@ def test_wrong_settings_are_refused(settings, message):
 
 
 def test_where_no_memory_is_shared_it_says_so(service, monkeypatch):
-    monkeypatch.setattr("penstock.service.host.data_server.can_share", lambda: False)
+    monkeypatch.setattr("penstock.service.host.admission.can_share", lambda: False)
     worker = worker_of(service.dispatcher.address, data_transfer_protocol="shm")
     with pytest.raises(FailedPreconditionError, match="memory cannot be shared on this machine"):
         worker.start()

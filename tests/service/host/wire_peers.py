@@ -14,9 +14,9 @@ import numpy as np
 from penstock.element import nest
 from penstock.element.chunk import Chunk
 from penstock.engine.processes.chunk_memory import host_id
+from penstock.service.host.admission import DataListener
 from penstock.service.host.data_client import connect_data
 from penstock.service.host.data_connection import Connection
-from penstock.service.host.data_server import DataListener
 from penstock.service.host.security import Security
 from penstock.service.protocol.data_messages import Rows
 from penstock.service.protocol.messages import WorkerInfo
@@ -83,7 +83,7 @@ def rows_of(size: int, fill: int = 0) -> Chunk:
 PROGRAM = """
 import json, sys
 import numpy as np
-from penstock.service.host.data_server import DataListener
+from penstock.service.host.admission import DataListener
 from penstock.service.protocol.data_messages import Done, Fetch
 from tests.service.host.wire_peers import SECURITY, rows_of
 

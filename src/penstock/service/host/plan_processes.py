@@ -38,8 +38,8 @@ from penstock.engine.processes.descriptors import receive_descriptor, send_descr
 from penstock.engine.processes.fork_server import ForkServer, describe_exit
 from penstock.errors import OpError
 from penstock.service.host import traces
+from penstock.service.host.admission import AcceptedClient
 from penstock.service.host.data_connection import Connection
-from penstock.service.host.data_server import AcceptedClient
 from penstock.service.host.fetch_server import FetchGate, serve
 from penstock.service.host.security import ProcessLoss
 from penstock.service.host.sockets import relay, shut, tune_for_data

@@ -24,10 +24,10 @@ from penstock.engine.processes.chunk_memory import host_id
 from penstock.engine.processes.fork_server import ForkServer
 from penstock.errors import CancelledError, FailedPreconditionError, OpError
 from penstock.service.host import traces
+from penstock.service.host.admission import DataListener
 from penstock.service.host.connect import connect
 from penstock.service.host.control_connection import ControlClient
 from penstock.service.host.data_connection import Connection
-from penstock.service.host.data_server import DataListener
 from penstock.service.host.fetch_server import FetchGate, serve
 from penstock.service.host.http_pages import WORKER_METRICS, MetricsServer, Values
 from penstock.service.host.plan_processes import PlanProcesses, run_process

@@ -13,9 +13,9 @@ import pytest
 from penstock.engine.processes.chunk_memory import host_id
 from penstock.errors import AlreadyExistsError, UnavailableError, UnfitServerError
 from penstock.service.host import admission
+from penstock.service.host.admission import DataListener
 from penstock.service.host.data_client import connect_data
 from penstock.service.host.data_connection import Connection
-from penstock.service.host.data_server import DataListener
 from penstock.service.host.sockets import split_address
 from penstock.service.protocol.data_messages import Done, Fetch
 from tests.integration.clusters import until
