@@ -7,7 +7,7 @@ import pytest
 import penstock
 from penstock.errors import InvalidArgumentError
 from penstock.launch import ray_actors, ray_options
-from penstock.service.logic.scaling import WorkerRange
+from penstock.launch.hosted_service import WorkerRange
 from penstock.service.protocol import timing
 
 

@@ -21,13 +21,12 @@ from typing import Any, NamedTuple
 
 from penstock.engine.formats.extras import load_extra
 from penstock.errors import OpError
-from penstock.launch.hosted_service import HostedService, LocalWorkers
+from penstock.launch.hosted_service import HostedService, LocalWorkers, WorkerRange
 from penstock.launch.ray_options import LOCAL, RayOptions, load_ray
 from penstock.service.host.http_pages import DISPATCHER_METRICS, Metric, Values
 from penstock.service.host.runtime import MACHINE
 from penstock.service.host.server_setup import DispatcherConfig, WorkerConfig
 from penstock.service.host.sockets import is_loopback, split_address
-from penstock.service.logic.scaling import WorkerRange
 from penstock.service.protocol import timing
 
 _LOG = logging.getLogger("penstock.service")

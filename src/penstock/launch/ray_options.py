@@ -9,7 +9,7 @@ from urllib.parse import parse_qsl
 
 from penstock.engine.formats.extras import load_extra
 from penstock.errors import InvalidArgumentError
-from penstock.service.logic.scaling import WorkerRange, read_range
+from penstock.launch.hosted_service import WorkerRange, read_range
 from penstock.service.protocol import timing
 
 AUTO, LOCAL = "auto", "local"

@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 import pytest
 
+from penstock.launch.hosted_service import WorkerRange, WorkerScaling
 from penstock.plan.shape import Shape
-from penstock.service.logic.scaling import BUSY, WorkerRange, WorkerScaling
-from penstock.service.logic.status import status
+from penstock.service.logic.status import BUSY, status
 from penstock.service.protocol import timing
 from penstock.service.protocol.messages import (
     ClientHeartbeat,

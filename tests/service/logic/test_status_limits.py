@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.service.logic.scaling import JobSigns, find_limit
+from penstock.service.logic.status import JobSigns, find_limit
 from penstock.service.protocol.messages import Bottleneck
 
 DECODE = Bottleneck("function", "map(decode at t.py:1)")
