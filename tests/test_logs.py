@@ -16,7 +16,7 @@ from penstock.data import Dataset
 from penstock.data.experimental import service
 from penstock.errors import AbortedError
 from penstock.service.host.journal import log_incident
-from penstock.service.host.worker_meters import FailureLog
+from penstock.service.host.telemetry import FailureLog
 from penstock.service.logic.status import Incident
 from tests.test_cli import command, line_of, without_strangers
 

@@ -19,7 +19,7 @@ from penstock.errors import NotFoundError, ResourceExhaustedError
 from penstock.plan.shape import GUESS, WHOLE
 from penstock.service.host.runtime import Runtime
 from penstock.service.host.tasks import Tasks
-from penstock.service.host.worker_meters import OpenedMeters
+from penstock.service.host.telemetry import OpenedMeters
 from penstock.service.host.worker_streams import StreamPool, WorkerStream
 from penstock.service.logic.worker import Block
 from penstock.service.protocol.messages import Work

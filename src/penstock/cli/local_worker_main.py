@@ -12,7 +12,7 @@ import socket
 from penstock.cli import server_processes
 from penstock.data.experimental.service.servers import WorkerServer
 from penstock.engine.processes import fork_server
-from penstock.service.host import traces
+from penstock.service.host import telemetry
 from penstock.service.host import worker_server as worker_server  # Loads before the first fork.
 from penstock.service.host.server_setup import WorkerConfig
 
@@ -21,7 +21,7 @@ _LARGEST = 1 << 12
 
 def main(requests: int, parent: int) -> None:
     """Makes this process the fork server of workers, for the program `parent`."""
-    traces.prepare()
+    telemetry.prepare()
     fork_server.serve(socket.socket(fileno=requests), parent, run)
 
 

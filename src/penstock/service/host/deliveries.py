@@ -25,7 +25,7 @@ from penstock.errors import (
 from penstock.plan.shape import Form
 from penstock.service.host.agent import Agent
 from penstock.service.host.data_client import Link, Links
-from penstock.service.host.traces import ReaderTraces
+from penstock.service.host.telemetry import ReaderTraces
 from penstock.service.logic.crashes import Blame
 from penstock.service.logic.feeds import Ask, Failure, Feed, Piece
 from penstock.service.logic.fetching import Fetcher

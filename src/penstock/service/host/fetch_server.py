@@ -30,7 +30,7 @@ from penstock.errors import DataLossError, InvalidArgumentError, OpError, Unavai
 from penstock.service.host.data_connection import Connection
 from penstock.service.host.runtime import MACHINE, Runtime
 from penstock.service.host.tasks import Fetched, FetchedChunk, Task, Tasks
-from penstock.service.host.traces import (
+from penstock.service.host.telemetry import (
     Attributes,
     contain_errors,
     find_parent,

@@ -37,14 +37,14 @@ from penstock.engine.call_watch import (
 from penstock.engine.processes.descriptors import receive_descriptor, send_descriptors
 from penstock.engine.processes.fork_server import ForkServer, describe_exit
 from penstock.errors import OpError
-from penstock.service.host import traces
+from penstock.service.host import telemetry
 from penstock.service.host.admission import AcceptedClient
 from penstock.service.host.data_connection import Connection
 from penstock.service.host.fetch_server import FetchGate, serve
 from penstock.service.host.security import ProcessLoss
 from penstock.service.host.sockets import relay, shut, tune_for_data
 from penstock.service.host.tasks import Tasks
-from penstock.service.host.worker_meters import ReportedWork, Sent
+from penstock.service.host.telemetry import ReportedWork, Sent
 from penstock.service.logic.crashes import Crash, Crashes, Search
 from penstock.service.protocol import timing
 from penstock.service.protocol.messages import Message, Plain, WorkStatus
@@ -176,7 +176,7 @@ class PlanProcessMain:
             case Begin(address, watched):
                 if watched:
                     start_watch(open_watch(descriptor))
-                traces.set_up()
+                telemetry.set_up()
                 self._tasks = self._make_tasks(address)
             case TakeClient(number, protocol, name, compression, checks):
                 connected = socket.socket(fileno=descriptor)
@@ -208,7 +208,7 @@ class PlanProcessMain:
         to return, nor for a collector of spans."""
         if hasattr(self, "_tasks"):
             deadline = time.monotonic() + timing.PLAN_PROCESS_CLOSE
-            ends = (self._tasks.close, traces.flush)
+            ends = (self._tasks.close, telemetry.flush)
             for thread in [_start_thread(end, _SERVING) for end in ends]:
                 thread.join(max(0.0, deadline - time.monotonic()))
 

@@ -36,7 +36,7 @@ from penstock.service.host.data_client import Connect, Link, Links
 from penstock.service.host.deliveries import Deliveries
 from penstock.service.host.runtime import MACHINE, Bell, Runtime
 from penstock.service.host.services import Session
-from penstock.service.host.traces import ReaderTraces
+from penstock.service.host.telemetry import ReaderTraces
 from penstock.service.logic.client import Reading, claims_of
 from penstock.service.logic.feeds import Ask, Failure, Limits, Piece
 from penstock.service.logic.leases import describe_ranges

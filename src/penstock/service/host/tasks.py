@@ -20,7 +20,7 @@ from penstock.engine.trail import Trail
 from penstock.plan.nodes import Node
 from penstock.plan.shape import PARTIAL_FORMS
 from penstock.service.host.runtime import MACHINE, Runtime
-from penstock.service.host.worker_meters import Sent, Traffic, add_work
+from penstock.service.host.telemetry import Sent, Traffic, add_work
 from penstock.service.host.worker_streams import (
     KEPT,
     CursorResult,

@@ -23,7 +23,7 @@ from penstock.engine.processes import fork_server
 from penstock.engine.processes.chunk_memory import host_id
 from penstock.engine.processes.fork_server import ForkServer
 from penstock.errors import CancelledError, FailedPreconditionError, OpError
-from penstock.service.host import traces
+from penstock.service.host import telemetry as traces
 from penstock.service.host.admission import DataListener
 from penstock.service.host.connect import connect
 from penstock.service.host.control_connection import ControlClient

@@ -32,7 +32,7 @@ from penstock.plan.optimize import prepare
 from penstock.plan.shape import PARTIAL_FORMS, Form
 from penstock.plan.splits import piece
 from penstock.service.host.runtime import Runtime
-from penstock.service.host.worker_meters import FailureLog, OpenedMeters, add_work
+from penstock.service.host.telemetry import FailureLog, OpenedMeters, add_work
 from penstock.service.logic.worker import (
     TAIL,
     Block,

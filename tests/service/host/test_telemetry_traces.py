@@ -15,8 +15,8 @@ from opentelemetry.trace import StatusCode, Tracer
 from penstock import TensorSpec
 from penstock.data import Dataset, Options
 from penstock.errors import InvalidArgumentError
-from penstock.service.host import traces
-from penstock.service.host.traces import ReaderTraces, read_every
+from penstock.service.host import telemetry
+from penstock.service.host.telemetry import ReaderTraces, read_every
 from penstock.service.logic.feeds import Ask, Feed
 from tests.integration.clusters import Cluster, until
 
@@ -47,7 +47,7 @@ class Collected:
 @pytest.fixture
 def collected(monkeypatch: pytest.MonkeyPatch) -> Collected:
     made = Collected()
-    monkeypatch.setattr(traces, "_provider", made.provider)
+    monkeypatch.setattr(telemetry, "_provider", made.provider)
     monkeypatch.setenv("PENSTOCK_TRACE_EVERY", "1")
     return made
 
@@ -143,7 +143,7 @@ def test_the_sampler_of_the_program_decides(
     cluster: Cluster, collected: Collected, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     never = Collected(sampler=ALWAYS_OFF)
-    monkeypatch.setattr(traces, "_provider", never.provider)
+    monkeypatch.setattr(telemetry, "_provider", never.provider)
     assert len(list(numbers(40).apply(cluster.distribute()))) == 40
     assert never.by_name() == {}
 
@@ -154,7 +154,7 @@ def test_nothing_is_traced_without_a_tracer_or_with_0(
 ) -> None:
     monkeypatch.setenv("PENSTOCK_TRACE_EVERY", every)
     if not every:
-        monkeypatch.setattr(traces, "_provider", None)
+        monkeypatch.setattr(telemetry, "_provider", None)
     assert len(list(numbers(40).apply(cluster.distribute()))) == 40
     assert collected.by_name() == {}
 
@@ -250,7 +250,7 @@ def test_there_is_no_trace_of_an_element_behind_the_end() -> None:
 
 
 def test_a_reader_follows_a_bounded_number_of_elements(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(traces, "_MOST_FOLLOWED", 3)
+    monkeypatch.setattr(telemetry, "_MOST_FOLLOWED", 3)
     reader, feed = ReaderTraces(Collected().tracer, 1, {}), Feed(0)
     carried = [reader.request(ask(feed, number, number, number + 1)) for number in range(5)]
     assert list(map(bool, carried)) == [True, True, True, False, False]

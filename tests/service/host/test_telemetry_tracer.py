@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from opentelemetry.sdk.trace import TracerProvider
 
-from penstock.service.host import traces
+from penstock.service.host import telemetry
 
 ENDPOINT = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1"}
 
@@ -16,13 +16,13 @@ ENDPOINT = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1"}
 @pytest.fixture
 def environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
     """An environment that names a collector, for a process that has no provider yet."""
-    monkeypatch.setattr(traces, "_provider", None)
-    monkeypatch.setattr(traces, "_is_prepared", None)
+    monkeypatch.setattr(telemetry, "_provider", None)
+    monkeypatch.setattr(telemetry, "_is_prepared", None)
     for name, value in ENDPOINT.items():
         monkeypatch.setenv(name, value)
     yield monkeypatch
-    if traces._provider is not None:
-        traces._provider.shutdown()
+    if telemetry._provider is not None:
+        telemetry._provider.shutdown()
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]
     ],
 )
 def test_variables_say_whether_spans_are_sent(variables: dict[str, str], wanted: bool) -> None:
-    assert traces.is_wanted(variables) == wanted
+    assert telemetry.is_wanted(variables) == wanted
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_other_exporters_are_named(
     variable: dict[str, str], caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING, "penstock.service"):
-        assert not traces.is_wanted({**ENDPOINT, **variable})
+        assert not telemetry.is_wanted({**ENDPOINT, **variable})
     assert next(iter(variable.values())) in caplog.text
     assert "set OTEL_TRACES_EXPORTER=otlp" in caplog.text
 
@@ -67,11 +67,11 @@ def test_a_missing_package_is_named_once(
     def refuse(name: str, *arguments: Any) -> Any:
         raise ModuleNotFoundError(name=name)
 
-    environment.setattr(traces.importlib, "import_module", refuse)
+    environment.setattr(telemetry.importlib, "import_module", refuse)
     with caplog.at_level(logging.WARNING, "penstock.service"):
-        traces.prepare()
-        traces.set_up()
-    assert traces.find_tracer() is None
+        telemetry.prepare()
+        telemetry.set_up()
+    assert telemetry.find_tracer() is None
     [record] = caplog.records
     assert 'pip install "penstock[traces]"' in record.getMessage()
 
@@ -81,27 +81,27 @@ def test_a_wrong_variable_is_a_warning(
 ) -> None:
     environment.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "-1")
     with caplog.at_level(logging.WARNING, "penstock.service"):
-        traces.set_up()
-    assert traces.find_tracer() is None
+        telemetry.set_up()
+    assert telemetry.find_tracer() is None
     assert "worker: it sends no spans: " in caplog.text
 
 
 @pytest.mark.parametrize(("variable", "name"), [("", "penstock-worker"), ("mine", "mine")])
 def test_the_name_of_the_service(variable: str, name: str, environment: pytest.MonkeyPatch) -> None:
     environment.setenv("OTEL_SERVICE_NAME", variable)
-    traces.set_up()
-    assert isinstance(traces._provider, TracerProvider)
-    assert traces._provider.resource.attributes["service.name"] == name
-    assert traces.find_tracer() is not None
+    telemetry.set_up()
+    assert isinstance(telemetry._provider, TracerProvider)
+    assert telemetry._provider.resource.attributes["service.name"] == name
+    assert telemetry.find_tracer() is not None
 
 
 def test_a_program_without_opentelemetry_has_no_tracer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(traces, "_provider", None)
-    assert traces.find_tracer() is None  # These tests set no provider for the whole program.
-    monkeypatch.delitem(traces.sys.modules, "opentelemetry.trace")
+    monkeypatch.setattr(telemetry, "_provider", None)
+    assert telemetry.find_tracer() is None  # These tests set no provider for the whole program.
+    monkeypatch.delitem(telemetry.sys.modules, "opentelemetry.trace")
 
     def refuse(name: str, *arguments: Any) -> Any:
         raise AssertionError(name)
 
     monkeypatch.setattr(builtins, "__import__", refuse)
-    assert traces.find_tracer() is None
+    assert telemetry.find_tracer() is None
