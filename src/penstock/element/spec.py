@@ -7,7 +7,7 @@ with a `TypeSpec` at each leaf; `relax` and `fits` at the end take such structur
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,13 +15,12 @@ import numpy as np
 
 from penstock.element import dtypes, nest
 from penstock.element.dtypes import DType, as_dtype
-from penstock.element.shape_relations import ShapeRelations
 from penstock.errors import InvalidArgumentError, InvalidTypeError, UnfitTypeError
 
 Dims = tuple[int | None, ...]
 
 
-class TensorShape(ShapeRelations):
+class TensorShape:
     """Dimensions, each a number or None if unknown; `TensorShape(None)` has an unknown rank.
 
     >>> TensorShape([None, 2]), TensorShape(None)
@@ -106,6 +105,118 @@ class TensorShape(ShapeRelations):
             return True
         pairs = zip(self.dims, shape, strict=False)
         return len(self.dims) == len(shape) and all(a is None or a == b for a, b in pairs)
+
+    # Relations to other shapes and ranks, with TensorFlow's names
+
+    def is_subtype_of(self, other: Any) -> bool:
+        """Whether every value of this shape has the other one, too.
+
+        >>> TensorShape([3]).is_subtype_of(TensorShape([None]))
+        True
+        """
+        return isinstance(other, TensorShape) and other.relax(self) == other
+
+    def most_specific_compatible_shape(self, other: Any) -> TensorShape:
+        """The most specific shape that the values of both have.
+
+        >>> TensorShape([3, 2]).most_specific_compatible_shape([4, 2])
+        TensorShape([None, 2])
+        """
+        return self.relax(TensorShape(other))
+
+    def most_specific_common_supertype(self, others: Iterable[Any]) -> TensorShape | None:
+        """The most specific shape that the values of all have; None if one is no shape.
+
+        >>> TensorShape([3]).most_specific_common_supertype([TensorShape([4])])
+        TensorShape([None])
+        """
+        found = self
+        for other in others:
+            if not isinstance(other, TensorShape):
+                return None
+            found = found.relax(other)
+        return found
+
+    def merge_with(self, other: Any) -> TensorShape:
+        """What is known of a value that has both shapes.
+
+        >>> TensorShape([None, 2]).merge_with([3, None])
+        TensorShape([3, 2])
+        """
+        more = TensorShape(other)
+        if self.dims is None or more.dims is None:
+            return self if more.dims is None else more
+        self.assert_is_compatible_with(more)
+        pairs = zip(self.dims, more.dims, strict=True)
+        return TensorShape([b if a is None else a for a, b in pairs])
+
+    def with_rank(self, rank: int | None) -> TensorShape:
+        """This shape, which must have or may have the rank.
+
+        >>> TensorShape(None).with_rank(2)
+        TensorShape([None, None])
+        """
+        if rank is None:
+            return self
+        if self.dims is None:
+            return TensorShape([None] * rank)
+        self.assert_has_rank(rank)
+        return self
+
+    def with_rank_at_least(self, rank: int) -> TensorShape:
+        """This shape; raises if its rank is less.
+
+        >>> TensorShape([3]).with_rank_at_least(1)
+        TensorShape([3])
+        """
+        if self.rank is not None and self.rank < rank:
+            raise InvalidArgumentError(f"TensorShape: {self} must have a rank of at least {rank}")
+        return self
+
+    def with_rank_at_most(self, rank: int) -> TensorShape:
+        """This shape; raises if its rank is greater.
+
+        >>> TensorShape([3]).with_rank_at_most(1)
+        TensorShape([3])
+        """
+        if self.rank is not None and self.rank > rank:
+            raise InvalidArgumentError(f"TensorShape: {self} must have a rank of at most {rank}")
+        return self
+
+    def assert_has_rank(self, rank: int | None) -> None:
+        """Raises if the rank is another one.
+
+        >>> TensorShape([3]).assert_has_rank(1)
+        """
+        if None not in (self.rank, rank) and self.rank != rank:
+            raise InvalidArgumentError(f"TensorShape: {self} must have rank {rank}")
+
+    def assert_same_rank(self, other: Any) -> None:
+        """Raises if the ranks are known and differ.
+
+        >>> TensorShape([3]).assert_same_rank([None])
+        """
+        more = TensorShape(other)
+        if None not in (self.rank, more.rank) and self.rank != more.rank:
+            raise InvalidArgumentError(f"TensorShape: {self} and {more} must have the same rank")
+
+    def assert_is_compatible_with(self, other: Any) -> None:
+        """Raises if no value can have both shapes.
+
+        >>> TensorShape([3]).assert_is_compatible_with([None])
+        """
+        if not self.is_compatible_with(other):
+            raise InvalidArgumentError(
+                f"TensorShape: {self} and {TensorShape(other)} are not compatible"
+            )
+
+    def assert_is_fully_defined(self) -> None:
+        """Raises if a dimension is unknown.
+
+        >>> TensorShape([3]).assert_is_fully_defined()
+        """
+        if not self.known:
+            raise InvalidArgumentError(f"TensorShape: {self} is not fully defined")
 
     def _known_rank(self) -> Dims:
         if self.dims is None:
