@@ -19,7 +19,7 @@ from penstock.element import nest
 from penstock.element.chunk import Chunk, describe_spec
 from penstock.element.dtypes import string
 from penstock.element.spec import TensorSpec
-from penstock.engine.formats import TABLES, json_columns, json_lines, mds, tar
+from penstock.engine.formats import TABLES, json_lines, mds, tar
 from penstock.engine.formats.arrow_columns import check_fill, specs_of
 from penstock.engine.formats.extras import load_extra
 from penstock.engine.formats.files import FileVersion, expand_braces, resolve_paths, version_of
@@ -138,17 +138,17 @@ def plan_json_lines(paths: Any, columns: Any, fill: Any, on_error: Any = "raise"
     bad = BadFiles(call, on_error)
     found = bad.resolve(_check_paths(call, paths))
     if isinstance(columns, Mapping):
-        schema = json_columns.schema_of(columns, lambda value: check.dtype(call, "columns", value))
+        schema = json_lines.schema_of(columns, lambda value: check.dtype(call, "columns", value))
         names = select_columns(call, list(columns), specs_of(schema), found[0])
     else:
         listed = None if columns is None else _names(call, columns)
         infer = functools.partial(
-            json_columns.infer_schema, skips=bad.skips, columns=listed, fill=fill
+            json_lines.infer_schema, skips=bad.skips, columns=listed, fill=fill
         )
         nothing = 'has no lines; state the columns, as in columns={"x": "int64"}'
         path, schema = bad.read_first(found, infer, nothing)
         names = select_columns(call, columns, specs_of(schema), path)
-        schema = json_columns.select_fields(schema, names)
+        schema = json_lines.select_fields(schema, names)
     specs = specs_of(schema)
     kinds = {name: schema.field(name).type for name in names}
     options = (
