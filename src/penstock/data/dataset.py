@@ -62,7 +62,7 @@ from penstock.errors import (
 )
 from penstock.launch import register_schemes
 from penstock.missing_names import explain_arguments, missing_from_dataset
-from penstock.plan import codec, concatenation, nodes, packed, picture, seeds, show
+from penstock.plan import codec, concatenation, nodes, packed, seeds, show
 from penstock.plan.block_lengths import block_lengths
 from penstock.plan.functions import Function, check_function
 from penstock.plan.nodes import INFINITE, UNKNOWN, Data, Node, known_rows, known_spec
@@ -2047,7 +2047,7 @@ class Dataset(PublicNames, metaclass=_DatasetClass):
 
     def _repr_svg_(self) -> str:
         """The plan as a picture, which notebooks show."""
-        return picture.draw_plan(self._plan)
+        return show.draw_plan(self._plan)
 
     if not TYPE_CHECKING:  # A type checker knows the names, and would take any other one, too.
 

@@ -6,8 +6,8 @@ from xml.etree import ElementTree
 
 import penstock
 from penstock import Dataset
-from penstock.plan import picture
-from penstock.plan.picture import draw_plan
+from penstock.plan import show
+from penstock.plan.show import draw_plan
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -28,7 +28,7 @@ def test_every_operator_has_a_box_with_its_function_and_length() -> None:
     lines = texts(svg)
     assert lines[0] == "batch(size=2)"
     assert lines[1].startswith("2 elements")
-    assert any(line.startswith("map(decode at test_picture.py:") for line in lines)
+    assert any(line.startswith("map(decode at test_show_picture.py:") for line in lines)
 
 
 def test_users_text_is_escaped() -> None:
@@ -48,8 +48,8 @@ def test_long_texts_and_many_operators_are_cut(monkeypatch) -> None:
     dataset = Dataset.range(3).with_options(penstock.data.Options())
     for _ in range(9):
         dataset = dataset.map(lambda x: x)
-    monkeypatch.setattr(picture, "_MOST_OPERATORS", 4)
-    monkeypatch.setattr(picture, "_MOST", 12)
+    monkeypatch.setattr(show, "_MOST_OPERATORS", 4)
+    monkeypatch.setattr(show, "_MOST", 12)
     lines = texts(draw_plan(dataset.__plan__))
     assert len(lines) == 9
     assert lines[0] == "map(<lamb..."
