@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
@@ -36,8 +36,6 @@ from penstock.engine.formats.examples.writing import (
     encode_steps,
 )
 from penstock.errors import InvalidArgumentError, InvalidTypeError
-from penstock.tf.train import message_texts
-from penstock.tf.train.number_lists import NumberList
 from penstock.tf.values import Tensor, plain_leaf, to_array
 
 
@@ -132,6 +130,20 @@ def _part(kind: type[Any], given: Any) -> Any:
     return kind(**given)
 
 
+class NumberList(list[Any]):
+    """The numbers of a message, of which NumPy makes an array of the message's dtype."""
+
+    def __init__(self, values: Iterable[Any], dtype: type[np.generic]) -> None:
+        super().__init__(values)
+        self._dtype = dtype
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        return np.array(list(self), self._dtype if dtype is None else dtype)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return NumberList, (list(self), self._dtype)
+
+
 class _ValueList(_SerializedMessage):
     """A list of values of one kind, which are checked when it is made and when it is written."""
 
@@ -198,7 +210,7 @@ class _ValueList(_SerializedMessage):
 
     def _text(self) -> str:
         self.check()
-        return message_texts.values(self.as_array().tolist())
+        return _format_values(self.as_array().tolist())
 
 
 def _plain(value: Any) -> Any:
@@ -218,7 +230,7 @@ class BytesList(_ValueList):
 
     def _text(self) -> str:
         self.check()
-        return message_texts.values(self.value)
+        return _format_values(self.value)
 
 
 class FloatList(_ValueList):
@@ -331,7 +343,7 @@ class TrainFeature(_SerializedMessage):
 
     def _text(self) -> str:
         found = self._set
-        return "" if found is None else message_texts.block(found[0], found[1]._text())
+        return "" if found is None else _format_block(found[0], found[1]._text())
 
 
 class _Entries(dict[str, Any]):
@@ -370,7 +382,7 @@ class Features(_SerializedMessage):
         return id(self)
 
     def _text(self) -> str:
-        return message_texts.entries("feature", self.feature)
+        return _format_entries("feature", self.feature)
 
 
 class _Steps(list[TrainFeature]):
@@ -398,7 +410,7 @@ class FeatureList(_SerializedMessage):
         self.feature = _Steps(_feature_of(step) for step in read_list(data))
 
     def _text(self) -> str:
-        return "".join(message_texts.block("feature", step._text()) for step in self.feature)
+        return "".join(_format_block("feature", step._text()) for step in self.feature)
 
 
 class FeatureLists(_SerializedMessage):
@@ -417,7 +429,7 @@ class FeatureLists(_SerializedMessage):
         self.feature_list = _lists_of(read_entries(data)).feature_list
 
     def _text(self) -> str:
-        return message_texts.entries("feature_list", self.feature_list)
+        return _format_entries("feature_list", self.feature_list)
 
 
 class _Whole(_SerializedMessage):
@@ -440,7 +452,7 @@ class _Whole(_SerializedMessage):
         return getattr(self, name).as_values() or ({} if name in self._given else None)
 
     def _text_of(self, name: str) -> str:
-        return message_texts.block(name, repr(getattr(self, name))) if self.HasField(name) else ""
+        return _format_block(name, repr(getattr(self, name))) if self.HasField(name) else ""
 
 
 class Example(_Whole):
@@ -542,3 +554,60 @@ def _feature_of(found: Values | None) -> TrainFeature:
         return TrainFeature()
     name = next(name for name, kind in _LISTS.items() if kind.kind == found.kind)
     return TrainFeature(**{name: _LISTS[name](found.values.tolist())})  # type: ignore[arg-type]
+
+
+# Messages as text, in protobuf's text format: one line for each value, blocks for messages
+
+
+def _format_block(name: str, text: str) -> str:
+    """A message in a field.
+
+    >>> print(_format_block("int64_list", "value: 1\\n"), end="")
+    int64_list {
+      value: 1
+    }
+    """
+    inner = "".join(f"  {line}\n" for line in text.split("\n")[:-1])
+    return f"{name} {{\n{inner}}}\n"
+
+
+def _format_entries(name: str, messages: Mapping[str, Any]) -> str:
+    """The entries of a map, in its order."""
+    return "".join(
+        _format_block(
+            name, f"key: {_quote(key, keeps=True)}\n{_format_block('value', repr(message))}"
+        )
+        for key, message in messages.items()
+    )
+
+
+def _format_values(listed: Iterable[Any]) -> str:
+    """One line for each value of a list."""
+    return "".join(f"value: {_value(one)}\n" for one in listed)
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, bytes):
+        return _quote(value.decode("latin-1"), keeps=False)
+    return _float(value) if isinstance(value, float) else str(int(value))
+
+
+def _float(value: float) -> str:
+    """A float of 32 bits: with six digits, or with nine if six do not tell it from others."""
+    short = f"{value:.6g}"
+    return short if np.float32(short) == np.float32(value) or value != value else f"{value:.9g}"
+
+
+_ESCAPED = {"\n": "\\n", "\r": "\\r", "\t": "\\t", '"': '\\"', "'": "\\'", "\\": "\\\\"}
+
+
+def _quote(text: str, keeps: bool) -> str:
+    """Characters in quotes; those outside of ASCII are octal numbers unless `keeps` is set."""
+    return '"' + "".join(_escape(one, keeps) for one in text) + '"'
+
+
+def _escape(character: str, keeps: bool) -> str:
+    code = ord(character)
+    if 32 <= code < 127 or (keeps and code > 127):
+        return _ESCAPED.get(character, character)
+    return _ESCAPED.get(character, f"\\{code:03o}")
