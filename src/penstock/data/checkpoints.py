@@ -375,7 +375,7 @@ class CheckpointManager:
     def save(
         self, checkpoint_number: Any = None, check_interval: bool = True, options: Any = None
     ) -> str | None:
-        """Writes a checkpoint, and deletes those that are too many."""
+        """Writes a checkpoint, and deletes the oldest ones if there are too many."""
         if check_interval and self._is_too_early():
             return None
         self.checkpoint._saves += 1  # Also if the number is given, as in TensorFlow.

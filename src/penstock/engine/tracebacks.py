@@ -92,7 +92,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _without_own_frames(trace: TracebackType | None) -> TracebackType | None:
-    """The frames of others; and where they call penstock, the frame of the function they call.
+    """The frames of other code; where it calls penstock, also that of the function it calls.
 
     As in pytest, a frame with the variable `__tracebackhide__` does not count: it is a decorator's.
     """

@@ -205,7 +205,7 @@ class Calls:
     def add_origin(self, error: Exception, ordinal: int, place: Place | None) -> None:
         """Has the error of an element say where the element comes from, if that can be found.
 
-        `place` is where the element stands among the elements that the function is called on.
+        `place` is the place of the element among the elements that the function is called on.
         """
         if self._origin is None or not isinstance(error, OpError):
             return

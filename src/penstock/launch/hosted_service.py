@@ -421,7 +421,7 @@ class LocalWorkers:
 
 
 def _wait(program: subprocess.Popen[bytes]) -> int:
-    """Waits for a program that was told to end; kills it after a while."""
+    """Waits for a program that was asked to end; kills it after a while."""
     try:
         return program.wait(timing.LOCAL_WORKER_END)
     except subprocess.TimeoutExpired:

@@ -209,7 +209,7 @@ class RayWorkers:
             return len(self._confirmed)
 
     def resize(self, count: int) -> None:
-        """As in `WorkerGroup`; starts none while Ray has no room for those that were started."""
+        """As in `WorkerGroup`; starts none before Ray has placed all that were started."""
         with self._lock:
             if self._closed:
                 return
@@ -246,7 +246,7 @@ class RayWorkers:
         return describe_shortage(self._cpus, alive, self._find_free())
 
     def _find_free(self) -> list[Mapping[str, float]]:
-        """What is free on each node; if this Ray does not tell that, on all nodes together."""
+        """What is free on each node, or on all nodes together if Ray does not report more."""
         state = load_extra("ray._private.state", "ray://", "ray")
         with suppress(Exception):  # It is not public, so it may differ in another version of Ray.
             return list(state.available_resources_per_node().values())
@@ -289,7 +289,7 @@ def _find_range(options: RayOptions) -> WorkerRange:
 
 
 def _find_ended_jobs() -> set[str]:
-    """The jobs of Ray that have ended, also by `ray.shutdown`, as far as this Ray tells."""
+    """The jobs that have ended, also by `ray.shutdown`, as far as this version of Ray reports."""
     state = load_extra("ray._private.state", "ray://", "ray")
     with suppress(Exception):  # It is not public, so it may differ in another version of Ray.
         return {str(job["JobID"]) for job in state.jobs() if job["IsDead"]}

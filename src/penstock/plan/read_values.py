@@ -25,16 +25,16 @@ class _Variables(NamedTuple):
     """The variables of a function that are not its own."""
 
     read: frozenset[str]
-    """Global ones that it reads."""
+    """Global variables that it reads."""
     written: frozenset[str]
-    """Those of its module or of the functions around it that it assigns to."""
+    """Variables of its module, or of the functions around it, that it assigns to."""
 
 
 def keep_values(call: Callable[..., Any]) -> Callable[..., Any]:
     """The function, with the present values of the variables that it reads; they stay the same.
 
-    Objects are not copied: what others change in them, the function sees. Only lambdas and inner
-    functions are changed, and not the variables that they assign to themselves.
+    Objects are not copied: the function sees what other code changes in them. Only lambdas and
+    inner functions are changed, and not the variables that they assign to themselves.
 
     >>> made = [keep_values(lambda: number) for number in range(3)]
     >>> [call() for call in made]

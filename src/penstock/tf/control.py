@@ -116,7 +116,7 @@ def map_fn(
     if declared is None and any(isinstance(one, RaggedTensor) for one in leaves):
         made = [_stack_rows(column) for column in columns]
     else:
-        made = [_stacked(column, one) for column, one in zip(columns, kinds, strict=True)]
+        made = [_stack_results(column, one) for column, one in zip(columns, kinds, strict=True)]
     return tf_nest.pack_sequence_as(rows[0], made)
 
 
@@ -125,7 +125,7 @@ def _dtype_of(value: Any) -> Any:
     return to_array(value).dtype if kind is None else as_dtype(kind).dtype
 
 
-def _stacked(column: Sequence[Any], spec: Any) -> Any:
+def _stack_results(column: Sequence[Any], spec: Any) -> Any:
     """The results of all rows: of a ragged spec as ragged rows, otherwise in one array."""
     if not isinstance(spec, RaggedTensorSpec):
         return as_tensor(np.stack([to_array(one) for one in column]))
@@ -135,7 +135,7 @@ def _stacked(column: Sequence[Any], spec: Any) -> Any:
 def _stack_rows(column: Sequence[Any]) -> Any:
     """The results of all rows of a ragged tensor: ragged, unless they are single values."""
     is_ragged = any(isinstance(one, RaggedTensor) or np.ndim(one) for one in column)
-    return _stack_ragged(column) if is_ragged else _stacked(column, None)
+    return _stack_ragged(column) if is_ragged else _stack_results(column, None)
 
 
 def _stack_ragged(column: Sequence[Any]) -> RaggedTensor:

@@ -81,12 +81,12 @@ def _rename_first(call: Callable[..., Any], first: str) -> Callable[..., Any]:
     """A call whose first argument has another name."""
 
     @functools.wraps(call)
-    def renamed(*args: Any, **named: Any) -> Any:
+    def call_renamed(*args: Any, **named: Any) -> Any:
         return call(named.pop(first), *args, **named) if first in named else call(*args, **named)
 
     old, *others = inspect.signature(call).parameters.values()
-    renamed.__dict__["__signature__"] = inspect.Signature([old.replace(name=first), *others])
-    return renamed
+    call_renamed.__dict__["__signature__"] = inspect.Signature([old.replace(name=first), *others])
+    return call_renamed
 
 
 def _result_dtype(array: Array, compute: Callable[[Any], Any]) -> Any:

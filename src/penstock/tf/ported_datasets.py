@@ -280,13 +280,13 @@ def port(function: Callable[..., Any]) -> Callable[..., Any]:
     value = function.__name__ in _GIVE_VALUES
 
     @functools.wraps(function)
-    def ported(*args: Any, **kwargs: Any) -> Any:
+    def call_ported(*args: Any, **kwargs: Any) -> Any:
         bound = signature.bind(*args, **kwargs)
         for name, given in bound.arguments.items():
             bound.arguments[name] = _port_argument(name, given)
         return _port_result(function.__name__, function(*bound.args, **bound.kwargs), value)
 
-    return ported
+    return call_ported
 
 
 def port_transformation(make: Callable[..., Any]) -> Callable[..., Any]:
@@ -294,10 +294,10 @@ def port_transformation(make: Callable[..., Any]) -> Callable[..., Any]:
     method = make.__name__
 
     @functools.wraps(make)
-    def ported(*args: Any, **kwargs: Any) -> Callable[[Any], Any]:
+    def call_ported(*args: Any, **kwargs: Any) -> Callable[[Any], Any]:
         return lambda dataset: getattr(as_ported(dataset), method)(*args, **kwargs)
 
-    return ported
+    return call_ported
 
 
 def _port_argument(name: str, given: Any) -> Any:

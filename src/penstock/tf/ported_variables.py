@@ -65,7 +65,7 @@ class PortedVariable(Variable):
 
     @classmethod
     def _form_of(cls, kind: Any) -> type[Variable]:
-        return _ported(kind)
+        return _port_class(kind)
 
     def _current_value(self) -> Any:
         return wrap(super()._current_value())
@@ -221,7 +221,7 @@ class PortedVariable(Variable):
 
 
 @functools.cache
-def _ported(kind: Any) -> type[Variable]:
+def _port_class(kind: Any) -> type[Variable]:
     """The class of variables of a kind, such as `MirroredVariable`, that return tensors."""
     if kind is Variable:
         return PortedVariable

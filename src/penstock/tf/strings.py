@@ -414,7 +414,7 @@ def ngrams(
     widths = ngram_width if isinstance(ngram_width, list | tuple) else [ngram_width]
     pair = pad_values if isinstance(pad_values, list | tuple) else (pad_values, pad_values)
 
-    def padded(words: list[bytes], width: int) -> list[bytes]:
+    def pad(words: list[bytes], width: int) -> list[bytes]:
         if pad_values is None:
             return words
         times = width - 1 if padding_width is None else min(int(padding_width), width - 1)
@@ -425,7 +425,7 @@ def ngrams(
         made = [
             between.join(more[i : i + width])
             for width in widths
-            for more in [padded(words, width)]
+            for more in [pad(words, width)]
             for i in range(len_of(more) - width + 1)
         ]
         short = preserve_short_sequences and words and not made

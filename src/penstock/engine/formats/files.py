@@ -211,10 +211,10 @@ class LocalWindow:
             if where != self._last:
                 self._last, self._last_bytes = where, self._read(start, min(stop, self._size))
             return self._last_bytes
-        block, begin = self.around(start, stop - start)
+        block, begin = self.read_window(start, stop - start)
         return block[start - begin : stop - begin]
 
-    def around(self, at: int, count: int) -> tuple[bytes, int]:
+    def read_window(self, at: int, count: int) -> tuple[bytes, int]:
         """A window with `count` bytes from `at` on, or up to the file's end; where it begins."""
         end = self._begin + len(self._block)
         if not self._begin <= at <= at + count <= end:

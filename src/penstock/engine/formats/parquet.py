@@ -82,7 +82,7 @@ class ParquetReader:
 
 
 def _count_rows(metadata: Any) -> tuple[int, ...]:
-    """The rows of each row group; EOFError if the footer counts others in all.
+    """The rows of each row group; EOFError if the footer states another sum of them.
 
     It does not ask for columns: Arrow 26 ends the process if their statistics are damaged.
     """

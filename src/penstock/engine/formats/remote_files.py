@@ -203,7 +203,7 @@ class RemoteFile(io.RawIOBase):
         return bool(first) and all(piece.is_of_group for piece in first)
 
     def _within(self, ranges: Sequence[Range]) -> list[Range]:
-        """The ranges as far as the file has them: a damaged file may state others."""
+        """The ranges, cut off at the ends of the file: a damaged file may state larger ones."""
         cut = [(max(start, 0), min(stop, self._size)) for start, stop in ranges]
         return [(start, stop) for start, stop in cut if start < stop]
 

@@ -164,7 +164,7 @@ class TarReader(RecordReader[dict[str, bytes]]):
         while at + _UNIT <= whole:
             header = block[at - begin : at - begin + _UNIT]
             if self._window is not None and len(header) < _UNIT:
-                block, begin = self._window.around(at, _UNIT)
+                block, begin = self._window.read_window(at, _UNIT)
                 header = block[at - begin : at - begin + _UNIT]
             if not header[0] and not header.strip(b"\0"):
                 self._more = False  # The end mark: what follows is filling.

@@ -51,8 +51,8 @@ class _Inputs:
     def supply_all(self, numbers: Array, done: Sequence[int], skips: bool) -> list[_Supply]:
         """What each chosen dataset has for its choices.
 
-        A dataset that is `done` has nothing. If `skips`, choices of one that ends now are skipped;
-        else no choice behind its first one can be served.
+        A dataset that is `done` has nothing. If `skips`, the choices of a dataset that
+        ends now are skipped; else no choice behind the first of these can be served.
         """
         supplies: list[_Supply] = []
         for number in dict.fromkeys(numbers.tolist()):
@@ -247,9 +247,9 @@ class MixStream(Stream):
         ]
 
     def state(self) -> State:
-        """Also says how many draws its weights decide, and what others decide `then`.
+        """The state, with its weights, how many draws they decide, and what weights decide `then`.
 
-        The last ones decide all draws that were made when the state is copied.
+        The last weights decide all draws that were made when the state is copied.
         """
         ends = [*(end for end, _ in self._changes), Later(lambda: self._drawn)]
         later = [list(weights) for _, weights in self._changes]

@@ -1,4 +1,4 @@
-"""Admission: a server accepts connections, and serves those that prove the token; workers' ports.
+"""Admission: a server accepts connections, and serves peers that prove the token; data ports.
 
 Until its peer has proved the token a connection is a stranger; then it is a guest. A stranger costs
 a thread and a descriptor, for a bounded time. Their number is bounded, too: when there are too

@@ -82,7 +82,7 @@ def connect(node: Node, state: State, context: Context, home: Session | None = N
 
 def _local_part(node: nodes.Distribute, local: Node, context: Context) -> Node:
     """What this process runs of a plan that was cut: the same nodes, whenever it is opened, so
-    that their meters go on counting."""
+    that their meters continue to count."""
     meter = context.meters.of(node)
     if meter is None:
         return prepare(_with_order(local))

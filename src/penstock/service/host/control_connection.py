@@ -572,7 +572,7 @@ class DispatcherConnections:
         raise failed
 
     def _order(self, candidates: list[Candidate]) -> list[Candidate]:
-        """The candidates to try, without those that did not answer just now."""
+        """The candidates to try, except addresses that did not answer just now."""
         first, now = self._turn % len(candidates), time.monotonic()
         ordered = candidates[first:] + candidates[:first]
         with self._lock:

@@ -485,7 +485,7 @@ class CallerThreads:
                 self._close_descriptors()
 
     def _send_with_others(self, caller: Caller) -> None:
-        """Leaves a reply to the thread that sends those that wait, or becomes that thread."""
+        """Leaves a reply to the thread that sends replies, or becomes that thread."""
         with self._lock:
             self._decided.append(caller)
             if self._is_settling:
@@ -569,8 +569,8 @@ class Caller:
     def send(self, failure: Exception | None, wait: bool) -> bool:
         """Sends the reply, or an error instead; returns False if the connection has ended.
 
-        Without `wait` it blocks for no client: the connection of one that does not read its
-        replies is closed.
+        Without `wait` it never blocks: it closes the connection of a client that does not read
+        its replies.
         """
         reply, self._reply = self._reply, b""
         if failure is not None:

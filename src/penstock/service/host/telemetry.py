@@ -462,7 +462,7 @@ def _walk_ids(node: Node) -> Iterator[int]:
 
 
 def _find_shown(node: Node, known: set[int]) -> Node:
-    """The operator inside of those that a service has put around it."""
+    """The operator that a user wrote, inside of the bounds that the service has put around it."""
     in_piece = False
     while isinstance(node, Tail | Branch) or (
         isinstance(node, Take) and (in_piece or id(node) not in known)

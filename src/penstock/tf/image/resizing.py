@@ -96,7 +96,7 @@ def _bilinear(batch: Array, wanted: tuple[int, ...]) -> Array:
     left, right, across = _neighbours(batch.shape[2], wanted[1])
     columns = [_spread(one, channels) for one in (left, right)]
     share = np.repeat(across, channels)
-    rows = [_between(_take_rows(batch, one), columns, share) for one in (top, bottom)]
+    rows = [_interpolate(_take_rows(batch, one), columns, share) for one in (top, bottom)]
     made = _blend(rows[0], rows[1], np.tile(down, len(batch))[:, None])
     return made.reshape(len(batch), *wanted, channels)
 
@@ -115,7 +115,7 @@ def _take_rows(batch: Array, places: Array) -> Array:
     return rows.reshape(len(batch) * len(places), -1)
 
 
-def _between(rows: Array, columns: list[Array], share: Array) -> Array:
+def _interpolate(rows: Array, columns: list[Array], share: Array) -> Array:
     first, second = (np.take(rows, one, 1).astype(np.float32, copy=False) for one in columns)
     return _blend(first, second, share)
 

@@ -593,7 +593,7 @@ def _value(value: Any) -> str:
 
 
 def _float(value: float) -> str:
-    """A float of 32 bits: with six digits, or with nine if six do not tell it from others."""
+    """A float of 32 bits: with six digits, or with nine where six are not exact."""
     short = f"{value:.6g}"
     return short if np.float32(short) == np.float32(value) or value != value else f"{value:.9g}"
 
