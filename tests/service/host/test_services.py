@@ -200,3 +200,11 @@ def test_other_schemes_plug_in(monkeypatch):
     assert not shared.service.closed.is_set()
     shared.leave()
     assert shared.service.closed.wait(60)
+
+
+def test_a_scheme_that_is_registered_again_still_outlives_its_readers(monkeypatch):
+    monkeypatch.setattr(services, "SCHEMES", dict(services.SCHEMES))
+    services.register_scheme("grpc", Nobody)
+    assert services.outlives_readers("grpc://here")
+    services.register_scheme("nobody", Nobody)
+    assert not services.outlives_readers("nobody://here")

@@ -274,8 +274,11 @@ SCHEMES["grpc"] = Scheme(
 
 
 def register_scheme(name: str, serve: Callable[[str], Service]) -> None:
-    """Makes `name://rest` a service: `serve(rest)` starts it and returns it."""
-    SCHEMES[name] = Scheme(start=serve)
+    """Makes `name://rest` a service: `serve(rest)` starts it and returns it.
+
+    A scheme that is known already keeps whether and how its services are found without readers.
+    """
+    SCHEMES[name] = SCHEMES.get(name, Scheme(serve))._replace(start=serve)
 
 
 def parse(service: Any, call: str = "service.distribute") -> tuple[str, str]:
