@@ -94,6 +94,42 @@ def test_rows_that_are_larger_than_a_block(shares):
     np.testing.assert_array_equal(column, large)
 
 
+def test_strings_arrive_when_they_are_read(shares):
+    strings = [b"%d" % i * (i % 5000) for i in range(3000)]  # From none to half a block.
+    plan = open_plan_of(Dataset.from_tensor_slices(strings), shares.lease())
+    column, read = plan.data.rows.columns[0], Dataset(plan)
+    reader = find_reader(column.data)
+    assert count(reader) == 0
+    assert read[2999] == strings[2999]
+    assert 1 <= count(reader) <= 2
+    assert list(read.take(5)) == strings[:5]
+    assert count(reader) <= 2 + 64  # Strings that are read in order bring the next ones along.
+    picked = list(read.shuffle(3000, seed=3).take(3))
+    assert all(each in strings for each in picked)
+    assert count(reader) < reader.memory.blocks / 2
+    assert sorted(read.shuffle(3000, seed=3)) == sorted(strings)
+    assert list(read) == strings
+    assert find_reader(column.starts) is None, "small arrays travel with the plan"
+
+
+def test_where_many_strings_begin_is_shared_too(shares):
+    strings = [b"ab" * (i % 7) for i in range(200_000)]
+    strings[5], strings[-1] = b"x" * (5 * BLOCK + 1), b""
+    plan = open_plan_of(Dataset.from_tensor_slices(strings), shares.lease())
+    column = plan.data.rows.columns[0]
+    assert count(find_reader(column.starts)) == count(find_reader(column.data)) == 0
+    lazy = find_lazy_rows(plan.data.rows)
+    for index in (
+        np.array([199_999]),
+        np.array([5, 199_998]),
+        range(199_990, 200_000),
+        range(3, 0, -1),
+    ):
+        lazy.require(index)
+        assert column.take(np.array(index)).tolist() == [strings[i] for i in index]
+    assert count(find_reader(column.data)) < 5 + 2 + 64 + 2
+
+
 def test_arrays_of_functions_are_complete(rows, shares):
     plan = open_plan_of(Dataset.range(3).map(lambda i: rows[i, 0]), shares.lease())
     assert [int(x) for x in Dataset(plan)] == rows[:3, 0].tolist()

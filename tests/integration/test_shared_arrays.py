@@ -215,6 +215,19 @@ def test_local_workers_share_one_copy_of_an_array():
     assert max(own for _, own in memory) < 64 << 10
 
 
+def test_local_workers_share_one_copy_of_strings():
+    strings = [b"%07d" % i * 1000 for i in range(9000)]  # 63 MB
+    dataset = Dataset.from_tensor_slices(strings).shuffle(9000, seed=1).batch(16).repeat()
+    here, there = iter(dataset), iter(dataset.apply(distribute("distributed_epoch", "local://2")))
+    read = 0
+    while read < len(strings) // 16 or len(worker_memory()) < 2:
+        assert next(there).tolist() == next(here).tolist()
+        read += 1
+    memory = worker_memory()
+    assert sum(pages for pages, _ in memory) <= 1.2 * (63 << 10)
+    assert max(own for _, own in memory) < 64 << 10
+
+
 def test_a_table_in_memory_travels_once_and_is_read_by_blocks() -> None:
     count = 200_000
     table = pyarrow.table({"x": np.arange(count), "s": [f"row {i}" for i in range(count)]})

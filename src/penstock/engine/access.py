@@ -26,6 +26,7 @@ from penstock.engine.table_access import open_table, positions_of
 from penstock.engine.user_calls import Calls
 from penstock.errors import InvalidArgumentError
 from penstock.plan.block_lengths import tables_of
+from penstock.plan.joined_data import JoinedData
 from penstock.plan.nodes import (
     INFINITE,
     AssertCardinality,
@@ -73,7 +74,7 @@ def access(node: Node, specs: Specs, take: TakeRows = columns.take) -> Access:
     read = [access(part, specs, take) for part in node.inputs]
     match node:
         case Slices(data):
-            chunk = data.chunk
+            chunk = data.rows if isinstance(data, JoinedData) else data.chunk
             return partial(_slices, chunk, Mapped(chunk), find_lazy_rows(chunk), take)
         case TableRows():
             table = open_table(node)

@@ -11,12 +11,14 @@ import itertools
 import mmap
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
 from penstock.element import columns
 from penstock.element.chunk import Chunk
 from penstock.element.index import Array
+from penstock.element.joined_strings import JoinedStrings
 from penstock.engine.mapped_files import find_map
 from penstock.engine.pool import Pool
 
@@ -151,7 +153,9 @@ class Mapped:
         if self._maps and not self._advised:
             self._advised = True
             self._advise("MADV_RANDOM")
-        picked = Chunk(rows.tree, [take(column, index) for column in rows.columns], len(index))
+        columns: list[Any] = rows.columns
+        taken = [c.take(index) if isinstance(c, JoinedStrings) else take(c, index) for c in columns]
+        picked = Chunk(rows.tree, taken, len(index))
         if not self._maps:
             return picked
         self._touched += picked.nbytes

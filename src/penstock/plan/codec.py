@@ -30,6 +30,7 @@ from penstock.plan.array_references import (
     resolve_none,
 )
 from penstock.plan.functions import Function
+from penstock.plan.joined_data import join_strings
 from penstock.plan.nodes import Data, IterationCounter, Node, Store
 
 VERSION = 1
@@ -51,6 +52,10 @@ def encode(node: Node, refer: Refer = refer_to_none) -> bytes:
     class Encoder(cloudpickle.Pickler):  # type: ignore[misc]
         def persistent_id(self, value: Any) -> ArrayReference | None:
             return refer(value) if isinstance(value, np.ndarray) and is_large(value) else None
+
+        def reducer_override(self, value: Any) -> Any:
+            joined = join_strings(value) if isinstance(value, Data) else None
+            return super().reducer_override(value) if joined is None else joined.__reduce__()
 
     body = io.BytesIO()
     Encoder(body).dump(node)
@@ -102,7 +107,9 @@ def _digest(value: Any) -> bytes:
 
     Members enter as digests of a fixed size, so that it matters where one member ends.
     """
-    digest = hashlib.blake2b(type(value).__qualname__.encode(), digest_size=8)
+    # Data in another form, or that was sent in another form, is the same data.
+    kind = Data if isinstance(value, Data) else type(value)
+    digest = hashlib.blake2b(kind.__qualname__.encode(), digest_size=8)
     for member in _members(value):
         digest.update(member if isinstance(member, bytes) else _digest(member))
     return digest.digest()

@@ -325,6 +325,9 @@ class Data:
 
     __leaf__ = True
 
+    joined: Any = None
+    """What `joined_data.join_strings` made of it; False if it has few strings."""
+
     def __init__(self, chunk: Chunk) -> None:
         self.chunk = chunk
 
@@ -341,6 +344,9 @@ class Data:
     def __hash__(self) -> int:
         return hash((self.chunk.tree, len(self.chunk)))
 
+    def __getstate__(self) -> dict[str, Chunk]:
+        return {"chunk": self.chunk}
+
     def __setstate__(self, state: dict[str, Chunk]) -> None:
         """Makes the arrays read-only again: a pickle does not preserve that."""
         self.chunk = state["chunk"].as_read_only()
@@ -350,7 +356,7 @@ class Data:
 
     @property
     def spec(self) -> Any:
-        leaves = [_row_spec(column) for column in self.chunk.columns]
+        leaves = [row_spec(column) for column in self.chunk.columns]
         return nest.unflatten(self.chunk.tree, leaves)
 
 
@@ -364,7 +370,8 @@ def _same_column(a: Any, b: Any) -> bool:
     return all(np.array_equal(x, y) for x, y in zip(a, b, strict=True))
 
 
-def _row_spec(column: Any) -> Any:
+def row_spec(column: Any) -> Any:
+    """The spec of the rows of a column."""
     if isinstance(column, np.ndarray | Ragged):
         return spec_of_leaf(column).unbatch()
     specs = [spec_of_leaf(leaf) for leaf in column]

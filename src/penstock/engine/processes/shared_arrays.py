@@ -18,7 +18,8 @@ import numpy as np
 
 from penstock.element.chunk import Chunk
 from penstock.element.columns import Array
-from penstock.element.index import Index
+from penstock.element.index import Index, array_of
+from penstock.element.joined_strings import JoinedStrings
 from penstock.engine.endings import Ending
 from penstock.engine.mapped_files import open_file_array
 from penstock.engine.processes.array_holder import (
@@ -30,6 +31,7 @@ from penstock.engine.processes.array_holder import (
 from penstock.engine.processes.array_memory import BLOCK, ArrayMemory, runs_of
 from penstock.errors import OpError
 from penstock.plan.array_references import ArrayReference, FileArray, SharedArray
+from penstock.plan.joined_data import JoinedData
 from penstock.plan.nodes import Node, Slices, Snapshot, TableRows
 
 _ATTEMPTS, _PAUSE = 100, 0.01
@@ -217,34 +219,79 @@ class OpenArrays:
 
 def _row_columns(plan: Node) -> Iterator[Any]:
     """The columns that are read through `LazyRows` only. A snapshot also computes digests."""
-    if isinstance(plan, Slices | TableRows) and plan.data is not None:
+    if isinstance(plan, Slices) and isinstance(plan.data, JoinedData):
+        for column in plan.data.rows.columns:
+            yield from _arrays_of(column)
+    elif isinstance(plan, Slices | TableRows) and plan.data is not None:
         yield from plan.data.chunk.columns
     if not isinstance(plan, Snapshot):
         for part in plan.inputs:
             yield from _row_columns(part)
 
 
+def _arrays_of(column: Any) -> tuple[Any, ...]:
+    return (column.data, column.starts) if isinstance(column, JoinedStrings) else (column,)
+
+
 def find_lazy_rows(rows: Chunk) -> LazyRows | None:
     """The columns of rows whose bytes may not have arrived; None if there are none."""
-    found = []
-    for column in rows.columns:
-        reader = find_reader(column)
-        if reader is not None and refer_to_shared(np.asarray(column)) is not None:
-            found.append((reader, reader.reference.nbytes // len(column)))
+    found = [lazy for lazy in map(_find_lazy_column, rows.columns) if lazy is not None]
     return LazyRows(found) if found else None
 
 
-class LazyRows:
-    """Columns, each by its reader and the bytes of one row."""
+def _find_lazy_column(column: Any) -> _LazyArray | _LazyStrings | None:
+    if isinstance(column, JoinedStrings):
+        is_shared = any(find_reader(array) is not None for array in _arrays_of(column))
+        return _LazyStrings(column) if is_shared else None
+    reader = find_reader(column)
+    if reader is None or refer_to_shared(np.asarray(column)) is None:
+        return None
+    return _LazyArray(reader, reader.reference.nbytes // len(column))
 
-    def __init__(self, columns: list[tuple[ArrayReader, int]]) -> None:
+
+class LazyRows:
+    """Columns whose rows arrive when they are needed."""
+
+    def __init__(self, columns: list[_LazyArray | _LazyStrings]) -> None:
         self._columns = columns
 
     def require(self, index: Index) -> None:
         """Blocks until the rows at an index have arrived."""
-        for reader, size in self._columns:
+        for column in self._columns:
             if len(index):
-                reader.require(_blocks_of(index, size))
+                column.require(index)
+
+
+class _LazyArray:
+    """An array, of which a row has `size` bytes."""
+
+    def __init__(self, reader: ArrayReader, size: int) -> None:
+        self._reader, self._size = reader, size
+
+    def require(self, index: Index) -> None:
+        self._reader.require(_blocks_of(index, self._size))
+
+
+class _LazyStrings:
+    """Strings: where they begin arrives as a whole, their bytes arrive as they are needed."""
+
+    def __init__(self, column: JoinedStrings) -> None:
+        self._starts = column.starts
+        self._reader, self._starts_reader = find_reader(column.data), find_reader(column.starts)
+
+    def require(self, index: Index) -> None:
+        if self._starts_reader is not None:
+            self._starts_reader.require()
+        if self._reader is None:
+            return
+        if isinstance(index, range) and index.step == 1:
+            first, end = self._starts[[index.start, index.stop]].tolist()
+            self._reader.require(_blocks_of(range(first, end), 1) if first < end else slice(0))
+            return
+        rows = array_of(index)
+        firsts = self._starts[rows] // BLOCK
+        lasts = np.maximum(self._starts[rows + 1] - 1, self._starts[rows]) // BLOCK
+        self._reader.require(_join_spans(firsts, np.minimum(lasts, self._reader.memory.blocks - 1)))
 
 
 def _blocks_of(index: Index, size: int) -> slice | Array:
@@ -253,6 +300,10 @@ def _blocks_of(index: Index, size: int) -> slice | Array:
         low, high = min(index[0], index[-1]), max(index[0], index[-1])
         first, stop = low * size // BLOCK, -(-(high + 1) * size // BLOCK)
         return slice(first, max(stop, first + _AHEAD) if index.step == 1 else stop)
-    firsts, lasts = index * size // BLOCK, (index * size + max(size, 1) - 1) // BLOCK
-    spans = np.arange(size // BLOCK + 2)
+    return _join_spans(index * size // BLOCK, (index * size + max(size, 1) - 1) // BLOCK)
+
+
+def _join_spans(firsts: Array, lasts: Array) -> Array:
+    """The blocks from each first to its last one."""
+    spans = np.arange(int((lasts - firsts).max()) + 1)
     return np.unique(np.minimum(firsts[:, None] + spans, lasts[:, None]))
