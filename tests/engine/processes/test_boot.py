@@ -47,7 +47,7 @@ def test_fork_servers_run_without_the_rest_of_the_package(name: str) -> None:
     ours, theirs = ForkServer.socketpair()
     with ours, theirs:
         ours.close()  # So the fork server ends when it has imported everything.
-        probe = "import os, sys; os._exit = lambda _: print('penstock.launch' in sys.modules);"
+        probe = "import os, sys; os._exit = lambda _: print('penstock.shim' in sys.modules);"
         arguments = [str(theirs.fileno()), str(os.getpid())]
         done = subprocess.run(
             [sys.executable, "-c", probe + boot.program(name), *arguments],
