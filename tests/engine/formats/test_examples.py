@@ -11,9 +11,9 @@ from penstock import io
 from penstock.data import TFRecordDataset
 from penstock.data.experimental import service
 from penstock.element.ragged import Ragged
+from penstock.engine.formats.examples import varints
 from penstock.engine.formats.examples.feature_columns import read_columns
 from penstock.engine.formats.examples.parsing import wanted_of
-from penstock.engine.formats.examples.wire import decode_varints
 from penstock.engine.formats.examples.writing import encode_varints
 from penstock.errors import InvalidArgumentError, InvalidTypeError
 from tests.engine.formats import example_cases as cases
@@ -290,7 +290,7 @@ def test_varints_keep_every_integer():
     )
     octets = np.frombuffer(encode_varints(values), np.uint8)
     assert encode_varints(values) == b"".join(cases.varint(int(value)) for value in values)
-    decoded, counts, wrong = decode_varints(octets, np.array([len(octets)]))
+    decoded, counts, wrong = varints.decode_varints(octets, np.array([len(octets)]))
     assert decoded.tolist() == values.tolist()
     assert counts.tolist() == [99]
     assert not wrong.any()
@@ -301,6 +301,49 @@ def test_varints_keep_every_integer():
 def test_varints_of_any_number_and_width_are_those_of_one_after_another(count, bits):
     values = np.random.default_rng(bits).integers(0, 1 << bits, count)
     assert encode_varints(values) == b"".join(map(cases.varint, values.tolist()))
+
+
+def decode_one_by_one(data, stops):
+    """What `decode_varints` should return, but with None for integers that are too long."""
+    values, counts, wrong, start = [], [0] * len(stops), [False] * len(stops), 0
+    for end, octet in enumerate(data):
+        if octet < 0x80:
+            bits = sum(
+                (value & 0x7F) << 7 * place for place, value in enumerate(data[start : end + 1])
+            )
+            value = int(np.uint64(bits % (1 << 64)).astype(np.int64))
+            values.append(value if end - start < 10 else None)
+            counts[next(row for row, stop in enumerate(stops) if end < stop)] += 1
+            if end - start >= 10:
+                wrong[next(row for row, stop in enumerate(stops) if start < stop)] = True
+            start = end + 1
+    for row, (begin, stop) in enumerate(zip([0, *stops[:-1]], stops, strict=True)):
+        wrong[row] |= stop > begin and data[stop - 1] >= 0x80
+    return values, counts, wrong
+
+
+@pytest.mark.parametrize("widths", [(1, 10), (9, 9), (10, 10), (9, 10), (8, 10), (5, 5), (2, 3)])
+@pytest.mark.parametrize("block", [7, 1 << 16])
+def test_varints_of_any_widths_are_decoded_in_blocks(widths, block, monkeypatch):
+    monkeypatch.setattr(varints, "_BLOCK", block)
+    draw = random.Random(5)
+    for count in [0, 1, 2, 7, 8, 60, 61]:
+        data, ends = b"", [0]
+        for _ in range(count):
+            width = draw.randint(*widths) if draw.random() < 0.99 else 11
+            data += bytes(draw.randrange(128, 256) for _ in range(width - 1))
+            data += bytes((draw.randrange(128),))
+            ends.append(len(data))
+        data += draw.choice([b"", b"", b"\x80\xff"])
+        places = draw.choice([ends, range(len(data) + 1)])
+        stops = [*sorted(draw.choices(places, k=4)), len(data)]
+        values, counts, wrong = varints.decode_varints(
+            np.frombuffer(data, np.uint8), np.array(stops)
+        )
+        expected = decode_one_by_one(data, stops)
+        found = [value for value, known in zip(values.tolist(), expected[0], strict=True) if known]
+        assert found == [value for value in expected[0] if value]
+        assert (counts.tolist(), wrong.tolist()) == expected[1:]
 
 
 def make(**value):

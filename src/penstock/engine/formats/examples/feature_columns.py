@@ -12,12 +12,12 @@ import numpy as np
 
 from penstock.engine.formats.examples.keys import Keys, keys_of
 from penstock.engine.formats.examples.reading import Kind, Values
+from penstock.engine.formats.examples.varints import decode_varints
 from penstock.engine.formats.examples.wire import (
     FIRST,
     SECOND,
     Wire,
     are_all,
-    decode_varints,
     is_any,
 )
 

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from penstock.engine.formats.examples.wire import FIRST, SECOND, decode_varints
+from penstock.engine.formats.examples.varints import decode_varints
+from penstock.engine.formats.examples.wire import FIRST, SECOND
 
 Array = np.ndarray[Any, Any]
 
