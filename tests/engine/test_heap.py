@@ -26,6 +26,28 @@ def test_elements_use_the_memory_of_elements_before_them():
     assert int(done.stdout) < 10 * pages_of_one_round
 
 
+BATCHES = """
+import resource
+from penstock import io
+
+records = [io.serialize_example({"image": bytes(500_000), "label": 1})] * 200
+features = {"image": io.FixedLenFeature([], "string")}
+faults = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(3):
+    batch = io.parse_example(records, features)
+before = faults()
+for _ in range(6):
+    batch = io.parse_example(records, features)
+print(faults() - before)
+"""
+
+
+def test_large_batches_of_strings_use_the_memory_of_batches_before_them():
+    done = subprocess.run([sys.executable, "-c", BATCHES], capture_output=True, check=True)
+    pages_of_one_batch = 200 * 500_000 // 4096
+    assert int(done.stdout) < pages_of_one_batch // 2
+
+
 def pages_of_a_large_array(_):
     """How many pages of memory the kernel provides for an array of 32 MB."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from penstock.engine.formats.examples.heads import join_records
 from penstock.engine.formats.examples.keys import Keys, keys_of
 from penstock.engine.formats.examples.reading import Kind, Values
 from penstock.engine.formats.examples.varints import decode_varints
@@ -55,7 +56,7 @@ def read_columns(
 ) -> tuple[dict[bytes, Column], Array]:
     """The wanted features of `Example`s, and which examples are encoded in an unusual way."""
     keys = keys_of(tuple(wanted))
-    wire = Wire(records, keys.longest)
+    wire = join_records(records, keys.longest)
     lengths, begin = wire.read_lengths(wire.starts + 1)
     regular = (wire.octets[wire.starts] == FIRST) & (begin + lengths == wire.stops)
     wrong = ~regular & (wire.starts < wire.stops)
@@ -80,14 +81,14 @@ def find_entries(
     """Where each range, which is a map, has the values of the names; and which ranges are odd."""
     (owners, begin, end), wrong = wire.split(starts, stops)
     sizes, name = wire.read_lengths(begin + 1)
-    after = np.minimum(name + sizes, end)
+    after = wire.end_names(name, sizes, end)
     lengths, inside = wire.read_lengths(after + 1)
     regular = (wire.octets[begin] == FIRST) & (wire.octets[after] == SECOND)
     regular &= inside + lengths == end
     regular &= _is_shortest(sizes, name - begin - 1)
     if not are_all(regular):
         wrong[owners[~regular]] = True
-        inside = np.minimum(inside, end)
+        inside, end = np.where(regular, inside, wire.limit), np.where(regular, end, wire.limit)
 
     which = keys.find(wire, begin + 1, after)
     mine = (which >= 0).nonzero()[0]

@@ -49,7 +49,8 @@ def parse_example(serialized: Any, features: Mapping[str, Feature]) -> dict[str,
     {'label': array([0, 1, 2]), 'tags': <Ragged [[], [b'a'], [b'a', b'a']]>}
     """
     call = "io.parse_example"
-    if isinstance(serialized, bytes) or np.ndim(serialized) == 0:
+    # Of a list, NumPy would make an array of strings with the length of the longest.
+    if not isinstance(serialized, list | tuple) and np.ndim(serialized) == 0:
         return parse_single_example(serialized, features)
     records = check_records(serialized, call)
     wanted = wanted_of(features, call)

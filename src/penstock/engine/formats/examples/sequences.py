@@ -152,7 +152,8 @@ def _read(
 ) -> tuple[dict[bytes, Column], dict[bytes, Lists], Array]:
     """Context features and lists, and which examples are encoded in an unusual way."""
     names, list_names = keys_of(tuple(context)), keys_of(tuple(sequence))
-    wire = Wire(records, max(names.longest, list_names.longest))
+    lengths = np.fromiter(map(len, records), np.int64, len(records))
+    wire = Wire(records, max(names.longest, list_names.longest), lengths)
     start, middle, odd_context = _field(wire, FIRST, wire.starts)
     list_start, stop, odd_lists = _field(wire, SECOND, middle)
     wrong = odd_context | odd_lists | (stop != wire.stops)

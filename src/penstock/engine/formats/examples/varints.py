@@ -35,7 +35,7 @@ def decode_varints(octets: Array, stops: Array) -> tuple[Array, Array, Array]:
     """
     ends = octets < 0x80
     if width := _find_width(ends):
-        counts, wrong = _count(stops // width, octets, stops)
+        counts, wrong = _count(stops // width, ends, stops)
         if width == 1:
             return octets.astype(np.int64), counts, wrong
         return _decode_equal(octets, width), counts, wrong
@@ -43,7 +43,7 @@ def decode_varints(octets: Array, stops: Array) -> tuple[Array, Array, Array]:
     if len(last) == len(stops) and are_all(last == stops - 1):
         counts, wrong = np.ones(len(stops), np.int64), np.zeros(len(stops), bool)
     else:
-        counts, wrong = _count(last.searchsorted(stops), octets, stops)
+        counts, wrong = _count(last.searchsorted(stops), ends, stops)
     first = np.empty_like(last)
     first[:1] = 0
     np.add(last[:-1], 1, out=first[1:])
@@ -64,16 +64,17 @@ def _find_width(ends: Array) -> int:
     return width if np.count_nonzero(ends) * width == len(ends) else 0
 
 
-def _count(before: Array, octets: Array, stops: Array) -> tuple[Array, Array]:
+def _count(before: Array, ends: Array, stops: Array) -> tuple[Array, Array]:
     """How many varints end in each range, and which ranges do not end with one.
 
     `before` says how many varints end before each stop.
     """
     counts = before.copy()
     counts[1:] -= before[:-1]
+    if not len(ends) or are_all(ended := ends.take(stops - 1, mode="clip")):
+        return counts, np.zeros(len(stops), bool)
     begin = np.concatenate(([0], stops[:-1]))
-    ends = octets.take(stops - 1, mode="clip") if len(octets) else np.zeros(len(stops), np.uint8)
-    return counts, (stops > begin) & (ends >= 0x80)
+    return counts, (stops > begin) & ~ended
 
 
 def _decode_equal(octets: Array, width: int) -> Array:

@@ -58,15 +58,19 @@ class ByteRanges(NamedTuple):
 class Wire:
     """The bytes of many messages, one after another."""
 
-    def __init__(self, messages: Sequence[bytes], longest: int) -> None:
+    def __init__(self, messages: Sequence[bytes], longest: int, lengths: Array) -> None:
         """`longest` is the most bytes that are read from a position on, by `words`."""
-        self.data = b"".join([*messages, bytes(_ZEROS + longest)])
+        self._join(messages, longest)
+        self.stops = lengths.cumsum()
+        self.starts = self.stops - lengths
+
+    def _join(self, parts: Sequence[bytes], longest: int) -> None:
+        self.data = b"".join([*parts, bytes(_ZEROS + longest)])
+        self.limit = len(self.data) - _ZEROS - longest
+        """Where the bytes of messages end, and zeros begin."""
         self.octets = np.frombuffer(self.data, np.uint8)
         self.words = np.ndarray((len(self.data) - 7,), "<u8", self.data, strides=(1,))
         """The eight bytes from each position on."""
-        lengths = np.fromiter(map(len, messages), np.int64, len(messages))
-        self.stops = lengths.cumsum()
-        self.starts = self.stops - lengths
 
     def read_lengths(self, at: Array) -> tuple[Array, Array]:
         """The lengths that stand at the positions, and where they end."""
@@ -114,6 +118,11 @@ class Wire:
             wrong[owners[bad]] = True
             begin, end = np.minimum(begin, limits), np.minimum(end, limits)
         return ByteRanges(owners, begin, end), wrong
+
+    def end_names(self, starts: Array, sizes: Array, stops: Array) -> Array:
+        """Where names end that begin at `starts`, in entries that end at `stops`."""
+        ends: Array = np.minimum(starts + sizes, stops)
+        return ends
 
     def windows(self, size: int) -> Array:
         """The `size` bytes from each position on."""
