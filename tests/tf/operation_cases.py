@@ -1443,6 +1443,88 @@ str(tf.RaggedTensor.from_row_lengths(tf.constant([[1, 2], [3, 4], [5, 6]]), [2, 
 str(tf.ragged.constant([["abcdefghij" * 3] * 5, ["x"]]))
 f"{words}"
 tf.ragged.constant([[1, 2], [3, 4]]).numpy()
+repr(tf.data.Dataset.range(3))
+repr(tf.data.Dataset.from_tensors([1, 2]))
+repr(tf.data.Dataset.from_tensor_slices([1.0, 2.0]))
+repr(tf.data.Dataset.from_tensor_slices(([[1, 2], [3, 4]], ["a", "b"])))
+repr(tf.data.Dataset.from_tensor_slices({"b": [1, 2], "a": ["x", "y"]}))
+repr(tf.data.Dataset.from_tensor_slices(rag))
+repr(tf.data.Dataset.range(3).map(lambda x: x + 1))
+repr(tf.data.Dataset.range(3).map(lambda x: {"b": x, "a": (x, x)}, num_parallel_calls=2))
+repr(tf.data.Dataset.range(3).filter(lambda x: x > 1))
+repr(tf.data.Dataset.range(3).batch(2))
+repr(tf.data.Dataset.range(3).batch(2, drop_remainder=True))
+repr(tf.data.Dataset.range(3).batch(2, num_parallel_calls=2))
+repr(tf.data.Dataset.range(3).padded_batch(2))
+repr(tf.data.Dataset.range(3).ragged_batch(2))
+repr(tf.data.Dataset.range(4).batch(2).unbatch())
+repr(tf.data.Dataset.range(4).batch(4).rebatch(2))
+repr(tf.data.Dataset.range(3).window(2))
+repr(tf.data.Dataset.range(3).shuffle(3))
+repr(tf.data.Dataset.range(3).repeat())
+repr(tf.data.Dataset.range(3).take(2))
+repr(tf.data.Dataset.range(3).skip(2))
+repr(tf.data.Dataset.range(3).shard(2, 0))
+repr(tf.data.Dataset.range(3).enumerate())
+repr(tf.data.Dataset.range(3).unique())
+repr(tf.data.Dataset.range(3).prefetch(1))
+repr(tf.data.Dataset.range(3).cache())
+repr(tf.data.Dataset.zip(tf.data.Dataset.range(3), tf.data.Dataset.range(3)))
+repr(tf.data.Dataset.range(3).concatenate(tf.data.Dataset.range(3)))
+repr(tf.data.Dataset.range(3).interleave(lambda x: tf.data.Dataset.range(3), cycle_length=2))
+repr(tf.data.Dataset.range(3).interleave(lambda x: tf.data.Dataset.range(3), num_parallel_calls=2))
+repr(tf.data.Dataset.range(3).flat_map(lambda x: tf.data.Dataset.range(3)))
+repr(tf.data.Dataset.range(3).scan(tf.constant(0, tf.int64), lambda s, x: (s + x, x)))
+repr(tf.data.Dataset.range(3).take_while(lambda x: x < 3))
+repr(tf.data.Dataset.range(3).group_by_window(lambda x: x % 2, lambda k, w: w.batch(2), 2))
+repr(tf.data.Dataset.random(seed=1))
+repr(tf.data.Dataset.counter())
+repr(tf.data.Dataset.sample_from_datasets([tf.data.Dataset.range(3)] * 2))
+repr(tf.data.Dataset.choose_from_datasets([tf.data.Dataset.range(3)] * 2, tf.data.Dataset.range(2)))
+repr(tf.data.Dataset.range(3).with_options(tf.data.Options()))
+repr(tf.data.Dataset.range(3).ignore_errors())
+repr(tf.data.Dataset.from_generator(lambda: [1], output_signature=tf.TensorSpec((), tf.int32)))
+repr(tf.data.TFRecordDataset('a'))
+repr(tf.data.TextLineDataset('a'))
+repr(tf.data.FixedLengthRecordDataset('a', 2))
+repr(tf.data.experimental.CsvDataset('a', [tf.int32, tf.int32]))
+str(tf.data.Dataset.range(3).batch(2))
+repr(tf.shape(rag))
+tf.shape(rag)[0]
+tf.shape(rag)[1]
+tf.shape(rag)[-2]
+tf.shape(rag)[5]
+tf.shape(rag).rank
+tf.shape(rag).dtype.name
+tf.shape(rag, out_type=tf.int64)[0]
+tf.shape(rag).with_dtype(tf.int64)[0]
+tf.shape(rag).is_uniform(0), tf.shape(rag).is_uniform(1)
+tf.shape(rag).is_uniform(7)
+tf.shape(rag).num_row_partitions
+tf.shape(rag).inner_shape
+tf.shape(rag).static_lengths()
+tf.shape(rag).static_lengths(ragged_lengths=False)
+tf.shape(rag) == tf.shape(rag + 1)
+tf.shape(rag)[1:]
+repr(tf.shape(rag)[:])
+tuple(tf.shape(rag))
+len(tf.shape(rag))
+tf.stack([tf.shape(rag)[0], 4])
+tf.zeros(tf.shape(rag))
+tf.zeros(tf.shape(words), tf.string)
+tf.ones(tf.shape(rag), tf.int32)
+tf.fill(tf.shape(rag), 7)
+tf.reshape(tf.range(4), tf.shape(rag))
+tf.reshape([1, 2], tf.shape(rag))
+tf.broadcast_to(1, tf.shape(rag))
+tf.broadcast_to([[1], [2], [3]], tf.shape(rag))
+repr(tf.shape(tf.ragged.constant([[[1, 2], [3]], []])))
+repr(tf.shape(tf.RaggedTensor.from_row_splits(tf.ones([3, 2]), [0, 2, 3])))
+tf.shape(tf.RaggedTensor.from_row_splits(tf.ones([3, 2]), [0, 2, 3]))[2]
+tf.shape(tf.RaggedTensor.from_row_splits(tf.ones([3, 2]), [0, 2, 3])).inner_rank
+tf.zeros(tf.shape(tf.RaggedTensor.from_row_splits(tf.ones([3, 2]), [0, 2, 3])))
+tf.broadcast_to(1, tf.shape(tf.ragged.constant([[[1, 2], [3]], []])))
+tf.train.ClusterSpec({"worker": ["a:1", "b:2"]}).as_dict()
 """
 
 CASES = [line for line in VALUES.strip().splitlines() if line]

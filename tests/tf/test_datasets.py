@@ -445,3 +445,17 @@ def test_wrong_arguments_of_products():
         tf.matmul([[1]], [[1]], transpose_b=True, adjoint_b=True)
     with pytest.raises(ValueError, match="index_type must be int16, int32 or int64, got float32"):
         tf.math.top_k([1], index_type=tf.float32)
+
+
+def test_the_text_of_a_dataset_whose_function_fails_is_that_of_plain_penstock():
+    dataset = tf.data.Dataset.range(3).map(lambda x: tf.reshape(x, [7]))
+    assert repr(dataset).startswith("<Dataset map(<lambda> at test_datasets.py:")
+
+
+def test_resolvers_know_the_accelerators_that_they_were_given(monkeypatch):
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    resolvers = tf.distribute.cluster_resolver
+    spec = tf.train.ClusterSpec({"worker": ["a:1"]})
+    given = resolvers.SimpleClusterResolver(spec, num_accelerators={"GPU": 4})
+    assert given.num_accelerators("worker", 0) == {"GPU": 4}
+    assert resolvers.TFConfigClusterResolver().num_accelerators("worker", 0) == {}

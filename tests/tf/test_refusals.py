@@ -5,6 +5,8 @@ import pytest
 import penstock.tf as tf
 from penstock.errors import InternalError, InvalidArgumentError
 
+RAGGED = tf.ragged.constant([[1, 2], [3]])
+
 
 @pytest.mark.parametrize(
     ("call", "message"),
@@ -24,6 +26,12 @@ from penstock.errors import InternalError, InvalidArgumentError
         (lambda: tf.math.segment_sum([1, 2], [0]), r"one id for each row, got \(1,\)"),
         (lambda: tf.cumsum(5), "a single value cannot be cumulated"),
         (lambda: tf.io.decode_base64("!!"), r"b'!!' is not base64 of URLs"),
+        (
+            lambda: tf.shape(RAGGED)[1],
+            r"Index 1 is not uniform; use row_lengths\(\) or bounding_sh",
+        ),
+        (lambda: tf.shape(RAGGED)[2], "there are 2 dimensions, so none with index 2"),
+        (lambda: tf.shape(RAGGED).is_uniform(2), "axis must be less than 2, got 2"),
         (lambda: tf.io.decode_csv('a"b', [""]), "record 0 has quotes or line breaks inside"),
     ],
 )

@@ -73,7 +73,12 @@ class SimpleClusterResolver(_KnownCluster):
     def environment(self) -> str:
         return self._environment
 
-    def num_accelerators(self, *_: Any, **__: Any) -> dict[str, int]:
+    def num_accelerators(
+        self,
+        task_type: str | None = None,
+        task_id: int | None = None,
+        config_proto: Any = None,
+    ) -> dict[str, int]:
         """The accelerators of a task by their kind, as they were given.
 
         >>> SimpleClusterResolver(["a:1"], num_accelerators={"GPU": 2}).num_accelerators()

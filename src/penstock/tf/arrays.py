@@ -18,6 +18,7 @@ from penstock.errors import InvalidArgumentError, InvalidTypeError, Unimplemente
 from penstock.shim import arrays as plain
 from penstock.shim.literals import cast_array, is_literal
 from penstock.tf.operations import axes, dims, elementwise, integer, numbers, operation
+from penstock.tf.ragged_shapes import DynamicRaggedShape
 from penstock.tf.ragged_values import RaggedTensor, SparseTensor
 from penstock.tf.values import (
     Array,
@@ -109,12 +110,16 @@ def limits_in(array: Array, limits: Any) -> tuple[Any, Any]:
 @operation
 def zeros(shape: Any, dtype: Any = np.float32, name: str | None = None) -> Any:
     """Zeros, empty strings or False."""
+    if isinstance(shape, DynamicRaggedShape):
+        return shape.broadcast(plain.zeros((), dtype))
     return plain.zeros(dims("zeros", shape), dtype)
 
 
 @operation
 def ones(shape: Any, dtype: Any = np.float32, name: str | None = None) -> Any:
     """Ones or True."""
+    if isinstance(shape, DynamicRaggedShape):
+        return shape.broadcast(plain.ones((), dtype))
     return plain.ones(dims("ones", shape), dtype)
 
 
@@ -138,6 +143,8 @@ def fill(dims: Any, value: Any, name: str | None = None) -> Any:
     filling = to_array(value)
     if filling.ndim:
         raise InvalidArgumentError(f"tf.fill: value must be a scalar, got shape {filling.shape}")
+    if isinstance(dims, DynamicRaggedShape):
+        return dims.broadcast(filling)
     return np.full(_dims("fill", dims), filling, filling.dtype)
 
 
@@ -202,9 +209,9 @@ def one_hot(
 
 
 def shape(input: Any, out_type: Any = np.int32, name: str | None = None) -> Any:
-    """The shape, as a tensor; of ragged rows, their bounding shape."""
+    """The shape, as a tensor; of ragged rows, a `DynamicRaggedShape`."""
     if isinstance(input, RaggedTensor):
-        return input.bounding_shape()
+        return DynamicRaggedShape(input, out_type)
     return as_tensor(np.array(to_array(input).shape, as_dtype(out_type).dtype))
 
 
@@ -223,6 +230,8 @@ def rank(input: Any, name: str | None = None) -> Any:
 @operation
 def reshape(tensor: Any, shape: Any, name: str | None = None) -> Any:
     """The same values in another shape; -1 stands for what is left."""
+    if isinstance(shape, DynamicRaggedShape):
+        return shape.fill(to_array(tensor))
     array, wanted = to_array(tensor), dims("reshape", shape)
     return array.reshape(wanted)
 
@@ -453,6 +462,8 @@ def repeat(input: Any, repeats: Any, axis: Any = None, name: str | None = None) 
 @operation
 def broadcast_to(input: Any, shape: Any, name: str | None = None) -> Any:
     """The values repeated to a shape."""
+    if isinstance(shape, DynamicRaggedShape):
+        return shape.broadcast(to_array(input))
     return np.broadcast_to(to_array(input), dims("broadcast_to", shape)).copy()
 
 

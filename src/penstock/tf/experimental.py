@@ -1,11 +1,12 @@
-"""`tf.experimental`: `Optional`, which TensorFlow keeps under this name."""
+"""`tf.experimental`: `Optional`, and the shape of ragged tensors."""
 
 from typing import NoReturn
 
 from penstock.tf.missing_operations import missing_from_tf
 from penstock.tf.ported_datasets import PortedOptional as Optional
+from penstock.tf.ragged_shapes import DynamicRaggedShape
 
-__all__ = ["Optional"]
+__all__ = ["DynamicRaggedShape", "Optional"]
 
 
 def __getattr__(name: str) -> NoReturn:

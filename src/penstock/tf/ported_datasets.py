@@ -29,6 +29,7 @@ from penstock.element.chunk import Chunk
 from penstock.element.columns import Column
 from penstock.element.optional import Optional
 from penstock.plan.nodes import known_spec
+from penstock.tf.dataset_texts import class_of
 from penstock.tf.drawing import draws_numbers
 from penstock.tf.missing_operations import missing_from_tf
 from penstock.tf.ported_functions import (
@@ -209,6 +210,17 @@ class PortedDataset(Dataset):
     def __reduce__(self) -> tuple[Any, ...]:
         return as_ported, (self._plain,)
 
+    def __repr__(self) -> str:
+        """TensorFlow's text, or plain penstock's if functions fail that the spec needs."""
+        try:
+            return f"<{self._class_name} element_spec={self.element_spec}>"
+        except Exception:
+            return super().__repr__()
+
+    @property
+    def _class_name(self) -> str:
+        return class_of(self._plan)
+
     if not TYPE_CHECKING:  # A type checker knows the names, and would take any other one, too.
 
         def __getattr__(self, name: str) -> NoReturn:
@@ -342,6 +354,8 @@ _port_methods()
 class PortedTFRecordDataset(TFRecordDataset, PortedDataset):
     """`tf.data.TFRecordDataset`; see `penstock.data.TFRecordDataset`."""
 
+    _class_name = "TFRecordDatasetV2"
+
     def __init__(self, filenames: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(unwrap(filenames), *unwrap(args), **unwrap(kwargs))
 
@@ -349,6 +363,8 @@ class PortedTFRecordDataset(TFRecordDataset, PortedDataset):
 @_with_signature_of(TextLineDataset)
 class PortedTextLineDataset(TextLineDataset, PortedDataset):
     """`tf.data.TextLineDataset`; see `penstock.data.TextLineDataset`."""
+
+    _class_name = "TextLineDatasetV2"
 
     def __init__(self, filenames: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(unwrap(filenames), *unwrap(args), **unwrap(kwargs))
@@ -358,6 +374,8 @@ class PortedTextLineDataset(TextLineDataset, PortedDataset):
 class PortedFixedLengthRecordDataset(FixedLengthRecordDataset, PortedDataset):
     """`tf.data.FixedLengthRecordDataset`; see `penstock.data.FixedLengthRecordDataset`."""
 
+    _class_name = "FixedLengthRecordDatasetV2"
+
     def __init__(self, filenames: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(unwrap(filenames), *unwrap(args), **unwrap(kwargs))
 
@@ -365,6 +383,8 @@ class PortedFixedLengthRecordDataset(FixedLengthRecordDataset, PortedDataset):
 @_with_signature_of(CsvDataset)
 class PortedCsvDataset(CsvDataset, PortedDataset):
     """`tf.data.experimental.CsvDataset`; see `penstock.data.experimental.CsvDataset`."""
+
+    _class_name = "CsvDatasetV2"
 
     def __init__(self, filenames: Any, record_defaults: Any, *args: Any, **kwargs: Any) -> None:
         defaults = unwrap(record_defaults)
@@ -387,6 +407,8 @@ def _put_in_order(features: Any, *labels: Any) -> Any:
 
 class PortedSqlDataset(SqlDataset, PortedDataset):
     """`tf.data.experimental.SqlDataset`; see `penstock.data.experimental.SqlDataset`."""
+
+    _class_name = "SqlDatasetV2"
 
     def __init__(self, driver_name: Any, data_source_name: Any, query: Any, output_types: Any):
         super().__init__(unwrap(driver_name), unwrap(data_source_name), unwrap(query), output_types)

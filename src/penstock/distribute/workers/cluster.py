@@ -116,6 +116,18 @@ class ClusterResolver(ABC):
         members = list_members(spec)
         return members[0].address if members else ""
 
+    def num_accelerators(
+        self,
+        task_type: str | None = None,
+        task_id: int | None = None,
+        config_proto: Any = None,
+    ) -> dict[str, int]:
+        """The accelerators of a task by their kind, as far as the launcher says it.
+
+        Most do not: a strategy finds the devices of its backend on its own.
+        """
+        return {}
+
     @property
     def environment(self) -> str:
         return ""

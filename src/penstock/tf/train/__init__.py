@@ -7,6 +7,7 @@ from penstock.data.checkpoints import (
     latest_checkpoint,
     list_variables,
 )
+from penstock.distribute.workers.cluster import ClusterSpec
 from penstock.tf.missing_operations import missing_from_tf
 from penstock.tf.train.messages import (
     BytesList,
@@ -27,6 +28,7 @@ __all__ = [
     "Checkpoint",
     "CheckpointManager",
     "CheckpointOptions",
+    "ClusterSpec",
     "Example",
     "Feature",
     "FeatureList",
