@@ -1525,6 +1525,32 @@ tf.shape(tf.RaggedTensor.from_row_splits(tf.ones([3, 2]), [0, 2, 3])).inner_rank
 tf.zeros(tf.shape(tf.RaggedTensor.from_row_splits(tf.ones([3, 2]), [0, 2, 3])))
 tf.broadcast_to(1, tf.shape(tf.ragged.constant([[[1, 2], [3]], []])))
 tf.train.ClusterSpec({"worker": ["a:1", "b:2"]}).as_dict()
+tf.reduce_max(tf.ragged.constant([[1.0], []]), axis=1)
+tf.reduce_min(tf.ragged.constant([[1.0], []]), axis=1)
+tf.reduce_max(tf.ragged.constant([[], []], dtype=tf.float64), axis=1)
+tf.reduce_max(tf.ragged.constant([[], []], dtype=tf.float32), axis=0)
+tf.reduce_max(tf.ragged.constant([[[1.0], []], []]), axis=2)
+tf.py_function(lambda x: "a", [1], tf.int32)
+tf.py_function(lambda x: tf.constant(1.5), [1], tf.int32)
+tf.io.encode_png(tf.zeros([2, 2, 3]))
+tf.strings.join([])
+tf.image.resize(tf.zeros([0, 4, 4, 1]), [2, 2])
+tf.random.uniform([-1])
+tf.random.Generator.from_seed(1, alg="x")
+tf.random.categorical([[0.0, 0.0]], -1)
+tf.pad([1], [[-1, 0]])
+tf.one_hot(1.0, 2)
+tf.one_hot(tf.constant(1.0), 2)
+tf.clip_by_value([1.0, 5.0], 3, 2)
+tf.reduce_any([1, 0])
+m[[0, 1]]
+m[[0]]
+tf.as_dtype("float").name
+tf.data.Dataset.range(3).fingerprint().dtype.name
+repr(next(iter(tf.data.Dataset.range(5).window(2))))
+repr(next(iter(tf.data.Dataset.range(5).window(2))).batch(2))
+tf.concat([[1], [2]], 5)
+tf.concat([[[1]], [[1, 2]]], 0)
 """
 
 CASES = [line for line in VALUES.strip().splitlines() if line]

@@ -166,6 +166,7 @@ _BY_NAME["string"] = DType("string", np.dtype(object))
 _PYTHON = {int: "int32", float: "float32", bool: "bool", str: "string", bytes: "string"}
 _PYTHON |= {complex: "complex128", object: "string"}
 _ALIASES = {"double": "float64", "half": "float16", "str": "string", "object": "string"}
+_ALIASES |= {"float": "float32"}
 
 
 def as_dtype(type_value: Any) -> DType:

@@ -299,12 +299,17 @@ def concat(values: Any, axis: Any, name: str | None = None) -> Any:
     return _concat(values, axis)
 
 
-@operation
 def _concat(values: Any, axis: Any) -> Any:
     arrays = _alike("concat", values)
     if arrays[0].ndim == 0:
         raise InvalidArgumentError("tf.concat: needs tensors with dimensions, got single values")
-    return np.concatenate(arrays, integer("concat", "axis", axis))
+    place, rank = integer("concat", "axis", axis), arrays[0].ndim
+    if not -rank <= place < rank:
+        raise InvalidArgumentError(f"tf.concat: axis must be in [{-rank}, {rank}), got {place}")
+    try:
+        return as_tensor(np.concatenate(arrays, place))
+    except ValueError as error:
+        raise InvalidArgumentError(f"tf.concat: {error}") from error
 
 
 def _concat_ragged(values: list[Any], axis: int) -> RaggedTensor:
@@ -399,6 +404,8 @@ def pad(
         raise InvalidArgumentError(
             f"tf.pad: paddings must have the shape ({array.ndim}, 2), got {widths.shape}"
         )
+    if (widths < 0).any():
+        raise InvalidArgumentError(f"tf.pad: paddings must not be negative, got {widths.tolist()}")
     if mode.upper() != "CONSTANT":
         modes: dict[str, Any] = {"REFLECT": "reflect", "SYMMETRIC": "symmetric"}
         if mode.upper() not in modes:

@@ -11,7 +11,7 @@ import numpy as np
 from penstock.element.dtypes import DType, as_dtype
 from penstock.element.ragged import Ragged
 from penstock.element.spec import RaggedTensorSpec, TensorSpec
-from penstock.errors import InvalidArgumentError, InvalidTypeError
+from penstock.errors import InvalidArgumentError, InvalidTypeError, UnfitTypeError
 from penstock.shim import printing, tf_nest
 from penstock.tf.operations import integer
 from penstock.tf.ported_functions import unwrap
@@ -250,14 +250,22 @@ def _cast(value: Any, declared: Any) -> Any:
     if isinstance(value, RaggedTensor):
         return value
     dtype = declared.dtype if isinstance(declared, TensorSpec) else declared
-    return as_tensor(to_array(unwrap(value), as_dtype(dtype), "py_function"))
+    return _as_declared(unwrap(value), dtype, "py_function")
 
 
 def _convert(value: Any, dtype: Any) -> Any:
     """One result of a `numpy_function`, which has a dtype of its own unless it is Python's."""
     if isinstance(value, np.ndarray | np.generic):
         return as_tensor(value)
-    return as_tensor(to_array(value, as_dtype(dtype), "numpy_function"))
+    return _as_declared(value, dtype, "numpy_function")
+
+
+def _as_declared(value: Any, dtype: Any, call: str) -> Any:
+    """A result with its dtype; one that does not fit is a wrong argument, as in TensorFlow."""
+    try:
+        return as_tensor(to_array(value, as_dtype(dtype), call))
+    except InvalidTypeError as error:
+        raise UnfitTypeError(f"tf.{error.message}; return what Tout declares") from None
 
 
 def print(*inputs: Any, **options: Any) -> None:

@@ -15,6 +15,13 @@ from penstock.tf.philox import Words, normal_floats, philox_words, scramble_seed
 from penstock.tf.values import Array, Tensor, as_tensor, to_array
 
 
+def _size(call: str, shape: Any) -> tuple[int, ...]:
+    size = dims(call, shape)
+    if min(size, default=0) < 0:
+        raise InvalidArgumentError(f"tf.{call}: no dimension may be negative, got {list(size)}")
+    return size
+
+
 class Draws(ABC):
     """A source of random words, and the distributions drawn from it."""
 
@@ -24,7 +31,7 @@ class Draws(ABC):
 
     def uniform(self, shape: Any, low: Any, high: Any, dtype: Any) -> Tensor:
         """Numbers in [low, high): floats, or integers."""
-        kind, size = as_dtype(dtype), dims("random.uniform", shape)
+        kind, size = as_dtype(dtype), _size("random.uniform", shape)
         if kind.is_integer:
             return as_tensor(self._integers(size, low, high, kind))
         if not kind.is_floating:
@@ -36,12 +43,12 @@ class Draws(ABC):
     def normal(self, shape: Any, mean: Any, stddev: Any, dtype: Any) -> Tensor:
         """Numbers of a normal distribution."""
         kind = as_dtype(dtype)
-        made = self._floats(dims("random.normal", shape), kind, normal_floats)
+        made = self._floats(_size("random.normal", shape), kind, normal_floats)
         return as_tensor(made * to_array(stddev, kind) + to_array(mean, kind))
 
     def truncated_normal(self, shape: Any, mean: Any, stddev: Any, dtype: Any) -> Tensor:
         """Numbers of a normal distribution, at most two deviations away from the mean."""
-        kind, size = as_dtype(dtype), dims("random.truncated_normal", shape)
+        kind, size = as_dtype(dtype), _size("random.truncated_normal", shape)
         kept = np.zeros(0, kind.dtype)
         while len(kept) < math.prod(size):
             more = self._floats((max(16, 2 * math.prod(size)),), kind, normal_floats)
@@ -57,6 +64,10 @@ class Draws(ABC):
     def categorical(self, logits: Any, count: int, dtype: Any) -> Tensor:
         """For each row of logits, `count` numbers of classes."""
         rows = to_array(logits)
+        if count < 0:
+            raise InvalidArgumentError(
+                f"tf.random.categorical: num_samples must not be negative, got {count}"
+            )
         if rows.ndim != 2:
             raise InvalidArgumentError(
                 f"tf.random.categorical: logits need rank 2, got {rows.shape}"
@@ -89,7 +100,7 @@ class Draws(ABC):
         kind = as_dtype(dtype)
         if not kind.is_integer or kind.size < 4:
             raise InvalidTypeError(f"tf.random: dtype must have 32 or 64 bits, got {kind.name}")
-        return as_tensor(self._bits(dims("random.uniform", shape), kind).view(kind.dtype))
+        return as_tensor(self._bits(_size("random.uniform", shape), kind).view(kind.dtype))
 
     def _bits(self, shape: tuple[int, ...], kind: DType) -> Array:
         """Unsigned integers: one word for each, or two if they have 64 bits."""

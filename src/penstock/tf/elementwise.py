@@ -196,7 +196,7 @@ def clip_by_value(t: Any, clip_value_min: Any, clip_value_max: Any, name: str | 
     """Values below the minimum become the minimum, above the maximum the maximum."""
     array, low, high = match_operands("clip_by_value", (t, clip_value_min, clip_value_max))
     array = np.asarray(array)
-    return np.minimum(np.maximum(array, low), high).astype(array.dtype, copy=False)
+    return np.maximum(np.minimum(array, high), low).astype(array.dtype, copy=False)
 
 
 @operation

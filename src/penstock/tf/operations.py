@@ -9,7 +9,7 @@ from typing import Any, ParamSpec
 
 import numpy as np
 
-from penstock.errors import InvalidArgumentError, InvalidTypeError, OpError
+from penstock.errors import InvalidArgumentError, InvalidTypeError, OpError, UnfitTypeError
 from penstock.tf.ragged_values import RaggedTensor
 from penstock.tf.values import Array, Tensor, as_tensor, match_operands, plain_leaf, to_array
 
@@ -139,9 +139,9 @@ def numbers(call: str, value: Any, kinds: str = "iufc") -> Array:
     return array
 
 
-def _wrong_kind(call: str, array: Array) -> InvalidArgumentError:
+def _wrong_kind(call: str, array: Array) -> UnfitTypeError:
     name = "string" if array.dtype.kind == "O" else array.dtype.name
-    return InvalidArgumentError(f"tf.{call}: does not take values of {name}; use tf.cast")
+    return UnfitTypeError(f"tf.{call}: does not take values of {name}; use tf.cast")
 
 
 def texts(call: str, value: Any) -> Array:

@@ -58,7 +58,10 @@ _FUNCTIONS = {
 }
 """The arguments of penstock's calls that are functions of elements."""
 
-_GIVE_VALUES = {"reduce", "get_single_element", "cardinality", "peek", "at", "register_dataset"}
+_GIVE_VALUES = {
+    *("reduce", "get_single_element", "cardinality", "peek", "at", "register_dataset"),
+    "fingerprint",
+}
 _VIEW = np.ndarray.view
 
 
@@ -283,7 +286,17 @@ def as_ported(dataset: Any) -> Any:
     return PortedDataset(dataset.__plan__)
 
 
-set_dataset_class(as_ported)
+class PortedVariant(PortedDataset):
+    """A dataset in an element, such as a window."""
+
+    _class_name = "_VariantDataset"
+
+
+def _as_variant(dataset: Any) -> Any:
+    return dataset if isinstance(dataset, PortedDataset) else PortedVariant(dataset.__plan__)
+
+
+set_dataset_class(_as_variant)
 
 
 def port(function: Callable[..., Any]) -> Callable[..., Any]:

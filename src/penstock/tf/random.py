@@ -176,6 +176,7 @@ class SeededGenerator:
 
     @classmethod
     def from_seed(cls, seed: Any, alg: Any = None) -> SeededGenerator:
+        _check_algorithm(alg)
         return cls(0, int(to_array(seed)))
 
     @classmethod
@@ -257,6 +258,13 @@ class SeededGenerator:
 
 
 Generator = SeededGenerator
+
+
+def _check_algorithm(alg: Any) -> None:
+    if isinstance(alg, str) and alg not in ("philox", "threefry", "auto_select"):
+        raise InvalidArgumentError(
+            f"tf.random.Generator: alg must be philox, threefry or auto_select, got {alg!r}"
+        )
 
 
 class _GeneratorDraws(Draws):

@@ -61,8 +61,20 @@ def _reduce_ragged(call: Callable[..., Any], rows: RaggedTensor, axis: Any, keep
     if place == 0:
         if keep:
             raise InvalidArgumentError("tf: ragged rows are reduced along axis 0 without keepdims")
-        return as_tensor(np.stack([plain_leaf(call(column, 0)) for column in _columns(rows)]))
-    return as_tensor(np.stack([plain_leaf(call(row, 0, keep)) for row in rows]))
+        columns = _columns(rows)
+        if not columns:
+            return call(rows.flat_values[np.newaxis], 0)
+        return as_tensor(np.stack([plain_leaf(call(column, 0)) for column in columns]))
+    return as_tensor(np.stack([_reduce_row(call, row, keep) for row in rows]))
+
+
+def _reduce_row(call: Callable[..., Any], row: Any, keep: bool) -> Any:
+    """The extreme of no floats is a finite number here, although that of an empty array is not."""
+    found = plain_leaf(call(row, 0, keep))
+    if len(row) or np.asarray(found).dtype.kind != "f":
+        return found
+    limits = np.finfo(found.dtype)
+    return np.clip(found, limits.min, limits.max)
 
 
 @operation

@@ -136,7 +136,9 @@ def join(inputs: Any, separator: Any = "", name: str | None = None) -> Any:
     arrays = [as_texts("strings.join", one) for one in inputs]
     between = to_array(separator)[()]
     shapes = {array.shape for array in arrays if array.ndim}
-    if not arrays or len(shapes) > 1:
+    if not arrays:
+        return np.array(b"", object)
+    if len(shapes) > 1:
         raise InvalidArgumentError(f"tf.strings.join: the shapes differ: {sorted(shapes)}")
     rows = np.broadcast_arrays(*arrays)
     result = np.empty(rows[0].shape, object)

@@ -96,7 +96,8 @@ class Tensor(np.ndarray[Any, Any]):
 
     def __getitem__(self, key: Any) -> Tensor:
         try:
-            return as_tensor(_ITEM(self, plain_key(key)))
+            # A list has an index for each dimension, as a tuple has.
+            return as_tensor(_ITEM(self, plain_key(tuple(key) if type(key) is list else key)))
         except IndexError as error:
             kind = InvalidTypeError if "only integers" in str(error) else InvalidArgumentError
             raise kind(f"Tensor[...]: {error}") from None

@@ -18,7 +18,12 @@ import numpy as np
 from penstock.element.dtypes import as_dtype
 from penstock.engine.formats import deep_png
 from penstock.engine.formats.extras import load_extra
-from penstock.errors import InvalidArgumentError, InvalidTypeError, UnavailableError
+from penstock.errors import (
+    InvalidArgumentError,
+    InvalidTypeError,
+    UnavailableError,
+    UnfitTypeError,
+)
 
 Array = np.ndarray[Any, Any]
 
@@ -228,7 +233,7 @@ def _add_opacity(pixels: Array) -> Array:
 def _encode(image: Any, allowed: tuple[int, ...], format: str, call: str, **options: Any) -> bytes:
     pixels = np.asarray(image)
     if pixels.dtype != np.uint8:
-        raise InvalidTypeError(f"{call}: image must have dtype uint8, got {pixels.dtype}")
+        raise UnfitTypeError(f"{call}: image must have dtype uint8, got {pixels.dtype}")
     _check_pixels(pixels, allowed, call)
     out = io.BytesIO()
     one = pixels[:, :, 0] if pixels.shape[2] == 1 else pixels

@@ -112,7 +112,7 @@ def _take_rows(batch: Array, places: Array) -> Array:
     NumPy takes single values much faster than pixels of three bytes.
     """
     rows = np.take(batch, places, 1)
-    return rows.reshape(len(batch) * len(places), -1)
+    return rows.reshape(len(batch) * len(places), batch.shape[2] * batch.shape[3])
 
 
 def _interpolate(rows: Array, columns: list[Array], share: Array) -> Array:
