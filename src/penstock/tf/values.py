@@ -36,6 +36,9 @@ _DTYPE = np.ndarray.dtype.__get__
 
 _DIVISIONS = {np.floor_divide, np.remainder, np.fmod, np.divmod}
 _ORDERS = {np.less, np.less_equal, np.greater, np.greater_equal}
+_ARITHMETIC = {np.add, np.subtract, np.multiply, np.maximum, np.minimum, _equal, _differ, *_ORDERS}
+"""What needs no check of numbers of one dtype."""
+
 _REFUSED: dict[str, set[Any]] = {
     "b": {np.add, np.true_divide, np.floor_divide, np.remainder, np.power, *_ORDERS},
     "O": _ORDERS,
@@ -134,6 +137,10 @@ class Tensor(np.ndarray[Any, Any]):
         return func(*to_plain(args), **to_plain(kwargs))
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        if ufunc in _ARITHMETIC and method == "__call__" and not kwargs:
+            alike = _find_alike(*inputs)
+            if alike is not None:
+                return _compute(ufunc, *alike)
         operands = match_operands(ufunc.__name__, inputs)
         if ufunc in _DIVISIONS and self.dtype.is_integer and not np.all(operands[1]):
             raise InvalidArgumentError(f"{ufunc.__name__}: Integer division by zero")
@@ -158,6 +165,27 @@ class Tensor(np.ndarray[Any, Any]):
 
     def __ne__(self, other: object) -> Any:
         return True if other is None else _compare(_differ, self, other, True)
+
+
+def _find_alike(left: Any, right: Any) -> tuple[Any, Any] | None:
+    """Operands that need no check: numbers of one dtype, or floats and a number of Python."""
+    if type(left) is not Tensor:
+        return None
+    dtype = _DTYPE(left)
+    if type(right) is Tensor:
+        if dtype.kind in "iuf" and _DTYPE(right) is dtype:
+            return _VIEW(left, np.ndarray), _VIEW(right, np.ndarray)
+    elif dtype.kind == "f" and type(right) in (float, int):
+        return _VIEW(left, np.ndarray), right
+    return None
+
+
+def _compute(ufunc: Any, left: Any, right: Any) -> Tensor:
+    try:
+        with np.errstate(all="ignore"):
+            return as_tensor(ufunc(left, right))
+    except (ValueError, OverflowError) as error:
+        raise InvalidArgumentError(f"{ufunc.__name__}: {error}") from None
 
 
 def _compare(ufunc: Any, left: Tensor, right: Any, unfit: bool) -> Any:
