@@ -104,7 +104,7 @@ def _decode_words(octets: Array, first: Array, last: Array) -> tuple[Array, bool
         longest = max(longest, int(more.max()))
         start = int(begin[0])
         part = _pad(octets, start, int(begin[-1]) + 10)
-        begin = begin - start
+        begin = begin - start if start else begin
         _read_words(part.view("<u8"), begin, more, values[block])
     return values.view(np.int64), longest >= 10
 
@@ -123,7 +123,9 @@ def _read_words(words: Array, first: Array, more: Array, values: Array) -> None:
     values >>= used
     np.subtract(np.uint64(56), used, out=used)
     place += 1
-    values |= words.take(place, mode="clip") << used
+    high = words.take(place, mode="clip")
+    high <<= used
+    values |= high
     if more.max() >= 9:  # The last bit of ten bytes from the end of a word on is in a third word.
         spread = ((used == 7) & (more == 9)).nonzero()[0]
         values[spread] |= words.take(place[spread] + 1, mode="clip") << np.uint64(63)
