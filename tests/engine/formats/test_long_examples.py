@@ -66,8 +66,8 @@ def parse(records, features):
 @pytest.mark.parametrize("seed", range(times(60)))
 def test_records_without_their_long_values_are_read_like_whole_ones(seed, damaged, monkeypatch):
     records, features = draw_batch(random.Random(seed), damaged)
-    monkeypatch.setattr(heads, "_LONG_RECORD", 1 << 60)
     whole = parse(records, features)
+    monkeypatch.setattr(heads, "_LONG_BATCH", 0)
     monkeypatch.setattr(heads, "_LONG_RECORD", 0)
     assert parse(records, features) == whole
 

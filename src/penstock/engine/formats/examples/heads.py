@@ -17,10 +17,11 @@ from penstock.engine.heap import keep_freed_batches
 
 Array = np.ndarray[Any, Any]
 
-_LONG_RECORD = 24 << 10
-"""Records of so many bytes on average are joined without their long values."""
+_LONG_RECORD, _LONG_BATCH = 24 << 10, 4 << 20
+"""Records of so many bytes on average are joined without their long values, if a batch has so
+many. Shorter ones are joined in less time than their heads are found."""
 
-_LARGE_BATCH = 16 << 20
+_LARGE_BATCH = 28 << 20
 """Larger batches would be joined in memory that the system clears each time."""
 
 _HEAD, _NAME, _LENGTHS = 512, 128, 12
@@ -36,7 +37,7 @@ def join_records(records: Sequence[bytes], longest: int) -> Wire:
     """The wire of a batch; `longest` is the most bytes that are read from a position on."""
     lengths = np.fromiter(map(len, records), np.int64, len(records))
     total = int(lengths.sum())
-    if total < _LARGE_BATCH and total < _LONG_RECORD * len(records):
+    if total < max(_LONG_BATCH, min(_LARGE_BATCH, _LONG_RECORD * len(records))):
         return Wire(records, longest, lengths)
     keep_freed_batches(total)
     return HeadWire(records, longest, lengths)
