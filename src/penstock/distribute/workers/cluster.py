@@ -125,6 +125,10 @@ class ClusterResolver(ABC):
         """The accelerators of a task by their kind, as far as the launcher says it.
 
         Most do not: a strategy finds the devices of its backend on its own.
+
+        >>> from penstock.distribute.cluster_resolver import SimpleClusterResolver
+        >>> SimpleClusterResolver(["a:1"]).num_accelerators()
+        {}
         """
         return {}
 

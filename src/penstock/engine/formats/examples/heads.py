@@ -48,29 +48,27 @@ class HeadWire(Wire):
 
     def __init__(self, messages: Sequence[bytes], longest: int, lengths: Array) -> None:
         self._messages, self._longest = messages, longest
-        self._size = self._head = _HEAD + longest
+        self._head = _HEAD + longest
         self._name = _NAME + longest
         self._pieces: list[bytes] = []
         self._owners = self._begins = self._offsets = self._ends = np.zeros(0, np.int64)
+        self._sizes = self._owners
         rows = np.arange(len(messages))
-        self.starts = self._fetch(rows, np.zeros(len(rows), np.int64))
+        self.starts = self._fetch(rows, np.zeros_like(rows), np.full(len(rows), 2 * self._head))
         self.stops = self.starts + lengths
 
-    def _fetch(self, rows: Array, begins: Array) -> Array:
-        """Joins pieces of messages that begin at positions in them; returns where they begin here.
-
-        Pieces double their size from call to call, so that few calls read a record.
-        """
-        self._size *= 2
-        size, messages = self._size, self._messages
-        places = zip(rows.tolist(), begins.tolist(), strict=True)
-        pieces = [messages[row][begin : begin + size] for row, begin in places]
+    def _fetch(self, rows: Array, begins: Array, sizes: Array) -> Array:
+        """Joins pieces of messages, by where they begin there; returns where they begin here."""
+        messages = self._messages
+        places = zip(rows.tolist(), begins.tolist(), (begins + sizes).tolist(), strict=True)
+        pieces = [messages[row][begin:end] for row, begin, end in places]
         lengths = np.fromiter(map(len, pieces), np.int64, len(pieces))
         ends = lengths.cumsum() + self.limit if self._pieces else lengths.cumsum()
         self._pieces += pieces
         self._join(self._pieces, self._longest)
         self._owners = np.concatenate((self._owners, rows))
         self._begins = np.concatenate((self._begins, begins))
+        self._sizes = np.concatenate((self._sizes, sizes))
         self._ends = np.concatenate((self._ends, ends))
         self._offsets = np.concatenate((self._offsets, ends - lengths))
         return ends - lengths
@@ -113,7 +111,8 @@ class HeadWire(Wire):
         old = pieces[missing]
         begins = self._begins[old] + at[missing] - self._offsets[old]
         count = len(self._offsets)
-        fetched = self._fetch(self._owners[old], begins)
+        # Pieces of a message double their size, so that few of them have many short fields.
+        fetched = self._fetch(self._owners[old], begins, 2 * self._sizes[old])
         at, limits, pieces = at.copy(), limits.copy(), pieces.copy()
         limits[missing] += fetched - at[missing]
         at[missing] = fetched
