@@ -1,5 +1,6 @@
 """Shared arrays: one memory for all processes; one holder at a time fills it as rows are needed."""
 
+import pickle
 import subprocess
 import sys
 import textwrap
@@ -118,16 +119,34 @@ def test_where_many_strings_begin_is_shared_too(shares):
     plan = open_plan_of(Dataset.from_tensor_slices(strings), shares.lease())
     column = plan.data.rows.columns[0]
     assert count(find_reader(column.starts)) == count(find_reader(column.data)) == 0
-    lazy = find_lazy_rows(plan.data.rows)
     for index in (
         np.array([199_999]),
         np.array([5, 199_998]),
         range(199_990, 200_000),
         range(3, 0, -1),
     ):
-        lazy.require(index)
         assert column.take(np.array(index)).tolist() == [strings[i] for i in index]
-    assert count(find_reader(column.data)) < 5 + 2 + 64 + 2
+    assert count(find_reader(column.data)) < find_reader(column.data).memory.blocks / 2
+
+
+def test_code_that_looks_at_all_strings_waits_for_them(shares):
+    names = [b"a name of a file %06d" % i * 3 for i in range(30_000)]
+    for look in (
+        lambda plan: plan.data.chunk.columns[0].tolist(),
+        lambda plan: list(pickle.loads(pickle.dumps(Dataset(plan)))),
+        lambda plan: [plan.data.first(), *plan.data.chunk.columns[0][1:]],
+    ):
+        plan = open_plan_of(Dataset.from_tensor_slices(names), shares.lease())
+        assert count(find_reader(plan.data.rows.columns[0].data)) == 0
+        assert look(plan) == names
+
+
+def test_the_first_row_of_strings_does_not_make_the_others(shares):
+    names = [b"%09d" % i * 9 for i in range(30_000)]
+    plan = open_plan_of(Dataset.from_tensor_slices((names, np.arange(30_000))), shares.lease())
+    assert plan.data.first() == (names[0], 0)
+    assert "chunk" not in vars(plan.data)
+    assert count(find_reader(plan.data.rows.columns[0].data)) <= 64
 
 
 def test_arrays_of_functions_are_complete(rows, shares):

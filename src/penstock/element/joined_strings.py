@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,11 @@ class JoinedStrings:
 
     def __init__(self, data: Array, starts: Array) -> None:
         self.data, self.starts = data, starts
+        self.require: Callable[[Array | None], None] = _require_nothing
+        """Blocks until the strings at some indices have arrived, or all; called before each read.
+
+        The arrays may be shared memory that is filled as strings are needed.
+        """
 
     @classmethod
     def of(cls, strings: list[bytes]) -> JoinedStrings:
@@ -35,12 +41,21 @@ class JoinedStrings:
         return len(self.starts) - 1
 
     def __getitem__(self, rows: slice) -> Array:
-        return self.take(np.arange(len(self))[rows])
+        return self.take(np.arange(*rows.indices(len(self))))
+
+    def __reduce__(self) -> Any:
+        self.require(None)
+        return JoinedStrings, (self.data, self.starts)
 
     def take(self, indices: Array) -> Array:
         """The strings at some indices."""
+        self.require(indices)
         data = memoryview(self.data)  # type: ignore[arg-type]
         begins, ends = self.starts[indices].tolist(), self.starts[indices + 1].tolist()
         made: Any = np.empty(len(begins), object)
         made[:] = [data[begin:end].tobytes() for begin, end in zip(begins, ends, strict=True)]
         return made  # type: ignore[no-any-return]
+
+
+def _require_nothing(indices: Array | None) -> None:
+    """All strings are there."""

@@ -153,8 +153,8 @@ class Mapped:
         if self._maps and not self._advised:
             self._advised = True
             self._advise("MADV_RANDOM")
-        columns: list[Any] = rows.columns
-        taken = [c.take(index) if isinstance(c, JoinedStrings) else take(c, index) for c in columns]
+        given: list[Any] = rows.columns
+        taken = [c.take(index) if isinstance(c, JoinedStrings) else take(c, index) for c in given]
         picked = Chunk(rows.tree, taken, len(index))
         if not self._maps:
             return picked

@@ -49,6 +49,9 @@ class JoinedData(Data):
     def __reduce__(self) -> Any:
         return JoinedData, (self.rows,)
 
+    def first(self) -> Any:
+        return Chunk(self.rows.tree, [c[0:1] for c in self.rows.columns], 1).elements()[0]
+
     @property
     def spec(self) -> Any:
         return nest.unflatten(self.rows.tree, list(map(_row_spec, self.rows.columns)))

@@ -354,6 +354,10 @@ class Data:
     def __repr__(self) -> str:
         return f"{len(self)} rows"
 
+    def first(self) -> Any:
+        """The first row, as an element."""
+        return self.chunk.rows(0, 1).elements()[0]
+
     @property
     def spec(self) -> Any:
         leaves = [row_spec(column) for column in self.chunk.columns]

@@ -351,7 +351,7 @@ def _sample(node: Node) -> Any:
     """The first element, or one like it; LookupError if finding it would need iteration."""
     match node:
         case nodes.Slices(data) if len(data) > 0:
-            return data.chunk.rows(0, 1).elements()[0]
+            return data.first()
         case nodes.Slices(data):
             return nest.map_structure(zeros, data.spec)
         case nodes.Range(start, dtype=dtype):

@@ -2,7 +2,10 @@
 
 import gc
 import os
+import resource
 import signal
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -118,6 +121,25 @@ def test_there_are_not_more_files_than_allowed(monkeypatch: pytest.MonkeyPatch) 
     cells = BatchCells()
     kept = [cells.lend(layout_of()) for _ in range(4)]
     assert [batch is None for batch in kept] == [False, False, False, True]
+
+
+def test_a_program_that_may_open_few_files_has_few_cells() -> None:
+    allowed, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (96, most))
+    try:
+        cells = BatchCells()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, most))
+    kept = [cells.lend(layout_of()) for _ in range(4)]
+    assert [batch is None for batch in kept] == [False, False, False, True]
+
+
+def test_a_batch_that_exceeds_all_memory_takes_none_from_others() -> None:
+    cells = BatchCells(limit=batch_memory.size_class(layout_of().nbytes))
+    number = lend(cells).cell.number
+    gc.collect()
+    assert cells.lend(layout_of(3 * SIZE)) is None
+    assert cells.knows(number)
 
 
 def test_without_memory_files_rows_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -264,3 +286,63 @@ def test_an_iterator_that_is_dropped_does_not_disturb_the_next_one() -> None:
         del iterator
     found = [batch["label"] for batch in run(batches_of(640, 64), "processes")]
     assert np.concatenate(found).tolist() == list(range(640))
+
+
+FEW_FILES = """
+import resource
+import numpy as np
+from penstock.data import Dataset, Options
+from penstock.engine import calling
+
+calling._TASK_SECONDS = 0.0
+
+def fill(x):
+    if x == 100:  # From now on, this process has no room for another file.
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))
+    return np.full((64, 64), x, np.float32)
+
+dataset = Dataset.range(1280).map(fill, num_parallel_calls=2).batch(64)
+rows = np.concatenate(list(dataset.with_options(Options(executor="processes"))))
+print((rows[:, 1, 1] == np.arange(1280)).all())
+"""
+
+
+def test_processes_that_cannot_map_a_cell_send_their_rows() -> None:
+    """In a program of its own: the processes of this one have enough files."""
+    assert output_of(FEW_FILES) == "True\n"
+
+
+FORKING = """
+import os, signal
+
+parent, cells = os.getpid(), []
+
+def lend():  # Between the preparation of a fork and the fork, as another thread may do.
+    if os.getpid() == parent:
+        cells[0]._lock.acquire()
+
+os.register_at_fork(before=lend, after_in_parent=lambda: cells[0]._lock.release())
+
+from penstock.engine.processes.batch_memory import BatchCells
+
+cells.append(BatchCells())
+child = os.fork()
+if child == 0:
+    signal.alarm(60)
+    if (grandchild := os.fork()) == 0:
+        os._exit(0)
+    os.waitpid(grandchild, 0)
+    os._exit(0)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_a_process_that_was_forked_while_a_cell_is_lent_can_fork_again() -> None:
+    assert output_of(FORKING) == "0\n"
+
+
+def output_of(program: str) -> str:
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert not done.stderr
+    return done.stdout

@@ -14,6 +14,7 @@ import itertools
 import math
 import mmap
 import os
+import resource
 import threading
 from collections import deque
 from typing import NamedTuple
@@ -37,7 +38,19 @@ LARGE_BATCH = range(1 << 20, 1 << 30)
 """The bytes of a batch for which memory is allocated before all of its rows are there."""
 
 _MOST_CELLS = 256
-"""Each cell has an open file. A program that keeps more batches than this gets copies."""
+"""A program that keeps more batches than this gets copies."""
+
+_SHARE_OF_FILES = 16
+"""Cells may use two open files each, in all one part in so many of those that are allowed."""
+
+
+def _count_cells() -> int:
+    """How many cells a program may have: few, if it may open few files."""
+    allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if allowed == resource.RLIM_INFINITY:
+        return _MOST_CELLS
+    return min(_MOST_CELLS, allowed // (2 * _SHARE_OF_FILES))
+
 
 _NUMBERS = itertools.count(1)
 
@@ -151,7 +164,7 @@ class BatchCells:
     """The cells of a program: lends one to each batch, and reuses those of freed batches."""
 
     def __init__(self, limit: int = LIMIT) -> None:
-        self._limit = limit
+        self._limit, self._most = limit, _count_cells()
         self._lock = threading.Lock()
         """Guards the next three fields."""
         self._cells: dict[int, BatchCell] = {}
@@ -192,6 +205,8 @@ class BatchCells:
 
     def _find(self, room: int) -> BatchCell | None:
         self._take_back()
+        if room > self._limit:
+            return None
         for index, number in enumerate(reversed(self._free)):  # The last one is in the caches.
             if self._cells[number].room == room:
                 del self._free[-1 - index]
@@ -202,7 +217,7 @@ class BatchCells:
 
     def _has_room(self, room: int) -> bool:
         used = sum(cell.room for cell in self._cells.values())
-        return len(self._cells) < _MOST_CELLS and used + room <= self._limit
+        return len(self._cells) < self._most and used + room <= self._limit
 
     def _make(self, room: int) -> BatchCell | None:
         try:

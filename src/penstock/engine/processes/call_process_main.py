@@ -71,14 +71,24 @@ class _CallProcess:
                 case Forget(number):
                     self._forget(number)
                 case ShareCell(cell, room):
-                    self._cells[cell] = mmap.mmap(descriptor, room)
-                    os.close(descriptor)
+                    self._map_cell(cell, room, descriptor)
                 case DropCells(cells):
                     for cell in cells:
-                        self._cells.pop(cell).close()
+                        self._cells.pop(cell, None)
                 case Call():
                     self._answer(note, body)
             del received, note, body
+
+    def _map_cell(self, cell: int, room: int, descriptor: int) -> None:
+        """Maps a cell, if that is possible; else results that belong there are sent."""
+        if descriptor < 0:  # The functions have too many open files to receive one.
+            return
+        try:
+            self._cells[cell] = mmap.mmap(descriptor, room)
+        except OSError:
+            pass
+        finally:
+            os.close(descriptor)
 
     def _forget(self, number: int) -> None:
         self._calls.pop(number, None)
@@ -136,7 +146,9 @@ class _CallProcess:
     def _write(self, call: Call, made: Chunk) -> bool:
         """Writes results to their place in a batch; returns False if they have none."""
         rows = call.rows
-        return rows is not None and write_rows(made, rows, memoryview(self._cells[rows.cell]))
+        if rows is None or rows.cell not in self._cells:
+            return False
+        return write_rows(made, rows, memoryview(self._cells[rows.cell]))
 
     def _pack(self, chunk: Chunk | None) -> tuple[Elements | None, list[memoryview]]:
         """The results in columns; None if there are none, or columns cannot contain them."""

@@ -49,7 +49,7 @@ from penstock.engine.processes.chunk_memory import AVAILABLE as CAN_SHARE
 from penstock.engine.processes.fork_server import ForkServer, describe_exit, start_program
 from penstock.engine.processes.packets import Packets
 from penstock.engine.user_calls import CONTAINED, Calls, FailedCall
-from penstock.errors import AbortedError, OpError
+from penstock.errors import AbortedError, DataLossError, OpError
 
 AVAILABLE = fork_server.AVAILABLE and CAN_SHARE
 """Whether this system has what call processes need."""
@@ -339,6 +339,8 @@ class CallProcesses:
                     for descriptor, _ in events:
                         self._handle(descriptor)
                     self._dispatch_or_rest(bool(events))
+        except (OSError, DataLossError) as error:  # Such as too many open files.
+            self.refusal = self.refusal or f"results cannot be received ({error})"
         finally:
             self._end()
 
@@ -413,8 +415,9 @@ class CallProcesses:
 
     def _remove(self, process: _Process) -> list[CallTask]:
         """Removes a process that has ended; returns the tasks that it has not done."""
-        while self._receive(process):
-            pass
+        with contextlib.suppress(OSError, DataLossError):  # Such as too many open files.
+            while self._receive(process):
+                pass
         del self._by_descriptor[process.packets.fileno()]
         self._slots[self._slots.index(process)] = None
         process.packets.close()

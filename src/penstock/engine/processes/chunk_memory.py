@@ -334,7 +334,8 @@ def _retire_lent() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_retire_lent)
+    # A forked process lends by lenders of its own. A thread of its parent may hold a lock of these.
+    os.register_at_fork(before=_retire_lent, after_in_child=_LENDERS.clear)
 
 
 class SegmentRef(weakref.ref[Array]):
@@ -372,7 +373,8 @@ class MappedSlabs:
         except (OSError, ValueError, OverflowError) as error:
             raise DataLossError(f"data connection: unusable shared memory ({error})") from None
         finally:
-            os.close(descriptor)
+            if descriptor >= 0:  # Else this process has too many open files to receive one.
+                os.close(descriptor)
         self._slabs[slab.number] = slab, ReusedMemory.over(memory)
 
     def _check(self, slab: Slab, descriptor: int) -> None:

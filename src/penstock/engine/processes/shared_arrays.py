@@ -18,7 +18,7 @@ import numpy as np
 
 from penstock.element.chunk import Chunk
 from penstock.element.columns import Array
-from penstock.element.index import Index, array_of
+from penstock.element.index import Index
 from penstock.element.joined_strings import JoinedStrings
 from penstock.engine.endings import Ending
 from penstock.engine.mapped_files import open_file_array
@@ -211,17 +211,25 @@ class OpenArrays:
 
     def fill_hidden(self, plan: Node) -> None:
         """Fills the arrays that are not rows of the plan's own sources: anything may read them."""
-        lazy = {find_reader(column) for column in _row_columns(plan)}
+        lazy: set[ArrayReader | None] = set()
+        for column in _row_columns(plan):
+            if isinstance(column, JoinedStrings):
+                column.require = _LazyStrings(column).require
+                lazy |= {find_reader(column.data), find_reader(column.starts)}
+            else:
+                lazy.add(find_reader(column))
         for reader in self._opened:
             if reader not in lazy:
                 reader.require()
 
 
 def _row_columns(plan: Node) -> Iterator[Any]:
-    """The columns that are read through `LazyRows` only. A snapshot also computes digests."""
+    """The columns that are read through `LazyRows` only, and strings, which are joined.
+
+    A snapshot also computes digests.
+    """
     if isinstance(plan, Slices) and isinstance(plan.data, JoinedData):
-        for column in plan.data.rows.columns:
-            yield from _arrays_of(column)
+        yield from plan.data.rows.columns
     elif isinstance(plan, Slices | TableRows) and plan.data is not None:
         yield from plan.data.chunk.columns
     if not isinstance(plan, Snapshot):
@@ -229,47 +237,27 @@ def _row_columns(plan: Node) -> Iterator[Any]:
             yield from _row_columns(part)
 
 
-def _arrays_of(column: Any) -> tuple[Any, ...]:
-    return (column.data, column.starts) if isinstance(column, JoinedStrings) else (column,)
-
-
 def find_lazy_rows(rows: Chunk) -> LazyRows | None:
     """The columns of rows whose bytes may not have arrived; None if there are none."""
-    found = [lazy for lazy in map(_find_lazy_column, rows.columns) if lazy is not None]
+    found = []
+    for column in rows.columns:
+        reader = find_reader(column)
+        if reader is not None and refer_to_shared(np.asarray(column)) is not None:
+            found.append((reader, reader.reference.nbytes // len(column)))
     return LazyRows(found) if found else None
 
 
-def _find_lazy_column(column: Any) -> _LazyArray | _LazyStrings | None:
-    if isinstance(column, JoinedStrings):
-        is_shared = any(find_reader(array) is not None for array in _arrays_of(column))
-        return _LazyStrings(column) if is_shared else None
-    reader = find_reader(column)
-    if reader is None or refer_to_shared(np.asarray(column)) is None:
-        return None
-    return _LazyArray(reader, reader.reference.nbytes // len(column))
-
-
 class LazyRows:
-    """Columns whose rows arrive when they are needed."""
+    """Columns, each by its reader and the bytes of one row."""
 
-    def __init__(self, columns: list[_LazyArray | _LazyStrings]) -> None:
+    def __init__(self, columns: list[tuple[ArrayReader, int]]) -> None:
         self._columns = columns
 
     def require(self, index: Index) -> None:
         """Blocks until the rows at an index have arrived."""
-        for column in self._columns:
+        for reader, size in self._columns:
             if len(index):
-                column.require(index)
-
-
-class _LazyArray:
-    """An array, of which a row has `size` bytes."""
-
-    def __init__(self, reader: ArrayReader, size: int) -> None:
-        self._reader, self._size = reader, size
-
-    def require(self, index: Index) -> None:
-        self._reader.require(_blocks_of(index, self._size))
+                reader.require(_blocks_of(index, size))
 
 
 class _LazyStrings:
@@ -279,19 +267,25 @@ class _LazyStrings:
         self._starts = column.starts
         self._reader, self._starts_reader = find_reader(column.data), find_reader(column.starts)
 
-    def require(self, index: Index) -> None:
+    def require(self, indices: Array | None) -> None:
+        """Blocks until the strings at some indices have arrived, or all."""
         if self._starts_reader is not None:
             self._starts_reader.require()
         if self._reader is None:
             return
-        if isinstance(index, range) and index.step == 1:
-            first, end = self._starts[[index.start, index.stop]].tolist()
-            self._reader.require(_blocks_of(range(first, end), 1) if first < end else slice(0))
+        if indices is None:
+            self._reader.require()
             return
-        rows = array_of(index)
-        firsts = self._starts[rows] // BLOCK
-        lasts = np.maximum(self._starts[rows + 1] - 1, self._starts[rows]) // BLOCK
-        self._reader.require(_join_spans(firsts, np.minimum(lasts, self._reader.memory.blocks - 1)))
+        begins, ends = self._starts[indices], self._starts[indices + 1]
+        some = begins < ends
+        if not some.any():
+            return
+        firsts, lasts = begins[some] // BLOCK, (ends[some] - 1) // BLOCK
+        if indices[-1] - indices[0] == len(indices) - 1 > 0:  # They are read in order.
+            first, stop = int(firsts[0]), int(lasts[-1]) + 1
+            self._reader.require(slice(first, max(stop, first + _AHEAD)))
+        else:
+            self._reader.require(_join_spans(firsts, lasts))
 
 
 def _blocks_of(index: Index, size: int) -> slice | Array:
