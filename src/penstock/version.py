@@ -10,8 +10,11 @@ from __future__ import annotations
 
 VERSION = "0.2.0"
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Increases by one with each release that changes what processes say to each other."""
+
+MOVED_STATES = 2
+"""The first version whose workers accept states from workers that leave."""
 
 OLDEST = 1
 """The oldest version that this process still talks to: that of the release before, or older."""

@@ -10,6 +10,7 @@ import shutil
 from pathlib import Path
 
 import penstock
+from penstock.version import OLDEST, PROTOCOL
 
 NOVELTY = ', kw_only=True):\n    novelty: str = "of a later release"\n'
 
@@ -23,8 +24,8 @@ def install(folder: Path, protocol: int) -> Path:
         ignore=shutil.ignore_patterns("__pycache__"),
     )
     _edit(source, "version.py", f'"{penstock.__version__}"', f'"0.{protocol}.0"')
-    _edit(source, "version.py", "PROTOCOL = 1", f"PROTOCOL = {protocol}")
-    _edit(source, "version.py", "OLDEST = 1", f"OLDEST = {protocol - 1}")
+    _edit(source, "version.py", f"PROTOCOL = {PROTOCOL}", f"PROTOCOL = {protocol}")
+    _edit(source, "version.py", f"OLDEST = {OLDEST}", f"OLDEST = {protocol - 1}")
     for file in ("service/protocol/messages.py", "service/logic/facts.py"):
         _edit(source, file, ", omit_defaults=True):\n", NOVELTY)
     field = "    input: Node\n    count: int\n"

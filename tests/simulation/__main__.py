@@ -26,7 +26,7 @@ def main() -> int:
         print(fleet.run(options.workers, options.clients, deaths=options.deaths))
         return 0
     if options.seed is not None:
-        return _again(options.seed, options.joining)
+        return _again(options.seed, options.kind)
     return _many(options)
 
 
@@ -39,9 +39,13 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--histories", type=int, default=100_000, help="how many (100000)")
     parser.add_argument("--first", type=int, default=0, help="the first seed (0)")
     parser.add_argument("--seed", type=int, help="only this one, with its story")
-    parser.add_argument(
-        "--joining", action="store_true", help="coordinated reads that workers join"
-    )
+    kinds = {
+        "joining": "coordinated reads that workers join",
+        "leaving": "workers leave whose streams hold much",
+    }
+    for kind, text in kinds.items():
+        parser.add_argument(f"--{kind}", dest="kind", action="store_const", const=kind, help=text)
+    parser.set_defaults(kind="")
     parser.add_argument("--processes", type=int, default=os.cpu_count(), help="all cores")
     parser.add_argument(
         "--capacity", action="store_true", help="measure what one dispatcher carries"
@@ -56,9 +60,9 @@ def _options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _again(seed: int, joining: bool) -> int:
+def _again(seed: int, kind: str) -> int:
     try:
-        outcome = run(seed, story=True, joining=joining)
+        outcome = run(seed, story=True, kind=kind)
     except HistoryFailedError as error:
         print(error)
         return 1
@@ -70,7 +74,7 @@ def _many(options: argparse.Namespace) -> int:
     """Every failed history is printed at once; Ctrl-C prints how many there were."""
     done = failed = answered = 0
     started, count = time.monotonic(), options.histories
-    live = partial(run_many, joining=options.joining)
+    live = partial(run_many, kind=options.kind)
     pieces = _pieces(options.first, count)
     try:
         with multiprocessing.get_context("spawn").Pool(options.processes) as pool:

@@ -28,6 +28,7 @@ from penstock.service.protocol.data_messages import (
     read_head,
     unpack_columns,
 )
+from penstock.version import PROTOCOL
 from tests.simulation.kernel import Bell, Process
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ class Endpoint:
 
     peer: Endpoint
     process_loss = ProcessLoss()
+    protocol = PROTOCOL
 
     def __init__(self, network: Network, owner: Peer, decoder: Any) -> None:
         self.owner = owner
@@ -155,6 +157,9 @@ class Endpoint:
         if not self._ahead:
             self._ahead, self._arrived = self._arrived, self._ahead
         return bool(self._ahead)
+
+    def set_receive_timeout(self, seconds: float) -> None:
+        """Frames arrive as a whole here."""
 
     def receive(self) -> tuple[Any, Any]:
         """The next message, with its columns; UnavailableError at the end."""

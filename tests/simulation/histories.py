@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from unittest.mock import patch
 
-from penstock.service.host import worker_streams
+from penstock.service.host import moves, worker_streams
 from penstock.service.logic.feeds import Limits
 from penstock.service.logic.state import Settings
 from penstock.service.protocol import timing
@@ -55,12 +55,12 @@ class Outcome:
     seconds: float
 
 
-def run(seed: int, story: bool = False, joining: bool = False) -> Outcome:
+def run(seed: int, story: bool = False, kind: str = "") -> Outcome:
     """Lives through a history; raises HistoryFailedError with its story if it is a bad one.
 
-    `joining`: one with coordinated reads that workers join.
+    `kind`: one of `KINDS`.
     """
-    history = JoiningHistory(seed) if joining else History(seed)
+    history = KINDS[kind](seed)
     try:
         with _tuned(seed), _bounded(history.world):
             outcome = history.run()
@@ -85,6 +85,7 @@ def _tuned(seed: int) -> Iterator[None]:
     try:
         with (
             patch.object(worker_streams, "_MARK_FRAMES", 3),
+            patch.object(moves, "PART", 8 << 10),
             patch.object(timing, "HEARTBEATS", scale * timing.HEARTBEATS),
             patch.object(timing, "LEASES", scale * timing.LEASES),
         ):
@@ -111,13 +112,13 @@ def _bounded(world: World) -> Iterator[None]:
         signal.signal(signal.SIGVTALRM, before)
 
 
-def run_many(seeds: range, joining: bool = False) -> tuple[int, int, list[str]]:
+def run_many(seeds: range, kind: str = "") -> tuple[int, int, list[str]]:
     """Lives through several; gives how many, the requests in them, and what went wrong."""
     answered, stories = 0, []
     with suppress(KeyboardInterrupt):
         for seed in seeds:
             try:
-                answered += run(seed, joining=joining).answered
+                answered += run(seed, kind=kind).answered
             except HistoryFailedError as error:
                 stories.append("\n".join(str(error).splitlines()[-60:]))
     return len(seeds), answered, stories
@@ -319,3 +320,38 @@ class JoiningHistory(History):
         random = self.world.random
         for _ in range(random.choice((1, 2, 4))):
             self._later(random.random() * random.choice((1.0, 4.0, TROUBLE)), f"c{random.random()}")
+
+
+class LeavingHistory(History):
+    """One in which workers leave whose streams hold much, and others fail meanwhile."""
+
+    option = " --leaving"
+
+    def _job(self, number: int) -> Job:
+        random, job = self.world.random, super()._job(number)
+        plan = dataset(random, job.plan.digest, random.choice(("single", "single", "split")), 300)
+        plan = replace(plan, holds=False, buffers=True, seconds=random.choice((0.001, 0.01, 0.05)))
+        self.plans[plan.digest] = plan
+        return replace(job, plan=plan)
+
+    def _plan_trouble(self) -> None:
+        super()._plan_trouble()
+        random = self.world.random
+        for _ in range(random.choice((1, 2, 4))):
+            self._later(random.random(), self._elsewhere())
+        for _ in range(random.choice((1, 2, 4, 8))):
+            when = random.random() * random.choice((1.0, 4.0, TROUBLE))
+            self.world.at(when, partial(self._unless_calm, self._leave))
+
+    def _leave(self) -> None:
+        """A worker leaves, another one comes, and perhaps something fails while a state moves."""
+        random = self.world.random
+        self._drain()
+        self._later(random.random() * 2, self._elsewhere())
+        if random.random() < 0.5:
+            what = random.choice((self._kill_worker, self._lose_host, self._cut, self._drain))
+            self.world.at(random.random() * 0.3, partial(self._unless_calm, what))
+
+
+KINDS = {"": History, "joining": JoiningHistory, "leaving": LeavingHistory}
+"""Classes of histories, by the names of their options."""

@@ -27,6 +27,9 @@ from tests.simulation.elements import FailingError, chunk_of
 from tests.simulation.kernel import World
 from tests.simulation.plans import Dataset, address, begins, element, share_of
 
+HELD, HELD_NUMBERS = 8, 512
+"""Elements in a buffer, and the numbers in each: together they are a large state."""
+
 OVERHEAD = 0.0001
 """Seconds that a pull takes beside making elements."""
 
@@ -91,6 +94,10 @@ class Making:
 
     def open(self, state: Any, stop: int | None = None, trail: Trail | None = None) -> Stream:
         at = state if self.random or state is None else state["own"]
+        if self.plan.buffers and not self.random and state is not None:
+            held = [(numbers[0], len(numbers)) for numbers in state["inputs"][0]]
+            if held != [(at + number, HELD_NUMBERS) for number in range(HELD)]:
+                self.owner.world.violated(f"a state before element {at} that holds {held}")
         if at and not self.random and self.owner.world.chance(self.plan.unopened):
             raise ResourceExhaustedError("a state that cannot be opened here")
         if self.plan.absent == self.owner.address:
@@ -110,13 +117,15 @@ class Numbers(Stream):
         self._at = at
         self._stop = stop
         self._open = True
+        self._held: dict[int, Any] = {}
+        """The elements in the buffer, by ordinal; a state has the objects that the next one has."""
         making.owner.opened += 1
 
     def pull(self, limit: int) -> Chunk:
         world, plan = self._making.owner.world, self._making.plan
         if not self._open:
             world.violated("a stream is pulled that was closed")
-        self._making.owner.pulls += 1
+        self._making.owner.pulls += not plan.buffers
         values = self._values(limit)
         world.wait(OVERHEAD + plan.seconds * len(values))
         self._making.tell(self._trail, not values)
@@ -139,7 +148,11 @@ class Numbers(Stream):
 
     def save(self) -> Any:
         # A tuple is what does not travel.
-        held = () if self._making.plan.holds else None
+        held: Any = () if self._making.plan.holds else None
+        if self._making.plan.buffers:
+            ordinals = range(self._at, self._at + HELD)
+            self._held = {at: self._held.get(at, np.full(HELD_NUMBERS, at)) for at in ordinals}
+            held = list(self._held.values())
         return {"own": self._at, "inputs": [held]}
 
     def close(self) -> None:
@@ -227,9 +240,22 @@ class NumberTasks(Tasks):
     """Tasks over datasets that are known beforehand."""
 
     def __init__(
-        self, world: World, plans: dict[str, Dataset], address: str, kept: int, runtime: Runtime
+        self,
+        world: World,
+        plans: dict[str, Dataset],
+        address: str,
+        kept: int,
+        runtime: Runtime,
+        connect: Any = None,
     ) -> None:
-        super().__init__(plans.__getitem__, dict, address, kept, runtime)  # type: ignore[arg-type]
+        super().__init__(
+            plans.__getitem__,  # type: ignore[arg-type]
+            dict,  # type: ignore[arg-type]
+            address,
+            kept,
+            runtime,
+            connect,
+        )
         self.pool = CheckedPool(world, address, kept, runtime)
         self.world = world
         self.opened = 0

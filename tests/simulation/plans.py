@@ -41,7 +41,9 @@ class Dataset:
     """What it takes to make an element."""
     failing: frozenset[int] = field(default_factory=frozenset)
     holds: bool = False
-    """Whether its states hold elements, and do not travel."""
+    """Whether its states hold objects, and do not travel."""
+    buffers: bool = False
+    """Whether its states hold so many elements that they travel only when their worker leaves."""
     unopened: float = 0.0
     """How often a state cannot be opened."""
     absent: str | None = None
@@ -78,10 +80,12 @@ class Dataset:
 def dataset(random: Random, name: str, kind: str, large: int = 120) -> Dataset:
     """A dataset of a kind: random, split or single; perhaps empty, perhaps endless."""
     failing = frozenset(random.sample(range(large), 2)) if random.random() < 0.2 else frozenset()
+    seconds, held = random.choice((0.00005, 0.001, 0.01, 0.05)), random.random()
     ways = (
-        random.choice((0.00005, 0.001, 0.01, 0.05)),
+        seconds,
         failing,
-        random.random() < 0.2,
+        held < 0.1,
+        0.1 <= held < 0.3,
         random.choice((0.0, 0.0, 0.3)),
     )
     endless = random.random() < 0.12

@@ -21,7 +21,7 @@ def test_every_element_once(batch: int) -> None:
 def test_all_consumers_of_a_round_get_elements_of_one_stream(batch: int) -> None:
     """Also where workers join and processes are killed meanwhile."""
     for seed in range(batch * 10, (batch + 1) * 10):
-        run(seed, joining=True)
+        run(seed, kind="joining")
 
 
 def test_a_reader_that_reads_on_after_errors_stops_at_a_final_one() -> None:

@@ -9,7 +9,7 @@ from contextlib import suppress
 
 from penstock.errors import UnavailableError
 from penstock.service.host.worker_server import RunningWorker
-from penstock.service.protocol.messages import Reply, Request, WorkerInfo
+from penstock.service.protocol.messages import Reply, Request, Work, WorkerInfo
 from tests.simulation.endpoints import Endpoint, Peer
 from tests.simulation.machines import Machine
 from tests.simulation.makers import NumberTasks
@@ -38,7 +38,9 @@ class Worker(Peer):
         running = self.running = RunningWorker(machine.event(), runtime=machine)  # type: ignore[arg-type]
         running.control = running.listener = self  # type: ignore[assignment]
         running.info = self.info
-        self.tasks = running.tasks = NumberTasks(self.world, plans, where, kept, machine)
+        self.tasks = running.tasks = NumberTasks(
+            self.world, plans, where, kept, machine, self._connect
+        )
         network.listeners[where] = self
         self.world.tell(f"{name} starts at {where}")
         self.spawn(self._live)
@@ -49,6 +51,9 @@ class Worker(Peer):
 
     def close(self) -> None:
         """What the real worker does with its control connection and its listener."""
+
+    def _connect(self, info: WorkerInfo, work: Work) -> Endpoint:
+        return self.network.connect(self, info.transfers["tcp"])
 
     def accept(self, end: Endpoint) -> None:
         self.spawn(lambda: self.running.serve(end))  # type: ignore[arg-type]
@@ -81,7 +86,7 @@ class Worker(Peer):
         self.spawn(self._leave)
 
     def _leave(self) -> None:
-        self.running._gate.close()  # What it begins until then does not count.
+        self.running._gate.close(_DRAIN)  # What it begins until then does not count.
         readers, pulls = len(self.connections), self.tasks.pulls
         self.running.drain(_DRAIN)
         # One thread for each reader may be about to begin an element.

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 
 from penstock.data.experimental.service.servers import DispatchServer, WorkerServer
+from penstock.service.protocol import timing
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _PATIENCE = 1.0
@@ -26,7 +27,7 @@ class StoppedAtOnce(BaseException):
         self.status = 128 + number
 
 
-DRAIN_SECONDS = 30.0
+DRAIN_SECONDS = timing.DRAIN
 """How long a worker may take to finish the elements that it makes, before it leaves anyway."""
 
 

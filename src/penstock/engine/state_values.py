@@ -4,11 +4,15 @@ Operators that hold elements save them as they are. In a state that leaves the p
 such elements, and each single value, is one dict with the key `MARK`: its structure with a number
 for each leaf, and the columns (`element/buffers.py` has the format), in text or as bytes. A value
 of a type that columns do not have stays as it is; such a state can only be pickled.
+
+Two processes that exchange several states of one stream send most elements once: `SentElements`
+numbers what was sent, and in a later state a list of elements is a list of numbers.
 """
 
 from __future__ import annotations
 
 import base64
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -101,24 +105,31 @@ def _encode_structure(skeleton: Any) -> Any:
 
 def decode(state: State) -> State:
     """The state that `encode` got; InvalidArgumentError if this is not what it made."""
+    return _decode_checked(state, ())
+
+
+def _decode_checked(state: State, known: Sequence[Any]) -> State:
     try:
-        return _decode(state)
+        return _decode(state, known)
     except MALFORMED as error:
         raise InvalidArgumentError(f"the values in a state are damaged: {error}") from None
 
 
-def _decode(state: State) -> State:
+def _decode(state: State, known: Sequence[Any]) -> State:
+    """`known`: the elements that a list of numbers stands for."""
     if type(state) is list:
-        return [_decode(item) for item in state]
+        return [_decode(item, known) for item in state]
     if type(state) is not dict:
         return state
     if set(state) != {MARK}:
-        return {key: _decode(value) for key, value in state.items()}
+        return {key: _decode(value, known) for key, value in state.items()}
     found = state[MARK]
+    if "numbers" in found:
+        return _look_up(found["numbers"], known)
     if "pairs" in found:
-        return {_decode(key): _decode(value) for key, value in found["pairs"]}
+        return {_decode(key, known): _decode(value, known) for key, value in found["pairs"]}
     if "tuple" in found:
-        return tuple(map(_decode, found["tuple"]))
+        return tuple(_decode(item, known) for item in found["tuple"])
     elements = _unpack(found)
     return elements[0] if found.get("single") else elements
 
@@ -130,5 +141,77 @@ def _unpack(found: dict[str, Any]) -> list[Any]:
     if sum(sizes) != len(body):
         raise ValueError(f"there should be {sum(sizes)} bytes, but there are {len(body)}")
     columns = unpack(found["columns"], memoryview(body))
-    _, tree = nest.flatten(_decode(found["structure"]))
+    _, tree = nest.flatten(_decode(found["structure"], ()))
     return Chunk(tree, columns, len(columns[0])).elements()
+
+
+class SentElements:
+    """Numbers the elements of the states of one stream that another process has.
+
+    An element is known by its identity: buffers hand on the objects that they hold, and no stream
+    changes an element. So only elements of lists are numbered; single values, such as the state of
+    a `scan`, are part of each state.
+    """
+
+    def __init__(self) -> None:
+        self._numbers: dict[Any, int] = {}
+        self._elements: list[Any] = []
+        """Keeps the elements alive, so that no other object gets the identity of one."""
+
+    def take_new(self, state: State) -> tuple[State, list[Any]]:
+        """A state with numbers in place of elements, and the elements that have new numbers."""
+        known = len(self._elements)
+        return self._refer(state), self._elements[known:]
+
+    def _refer(self, state: State) -> State:
+        if type(state) is list and state and self._number(state):
+            numbers = np.array([self._numbers[_identify(item)] for item in state], _NUMBER)
+            return {MARK: {"numbers": numbers.tobytes()}}
+        if type(state) is list:
+            return [self._refer(item) for item in state]
+        if type(state) is dict and all(type(key) is str and key != MARK for key in state):
+            return {key: self._refer(value) for key, value in state.items()}
+        return encode(state, as_text=False)
+
+    def _number(self, state: list[Any]) -> bool:
+        """Whether all items are elements, which then have numbers."""
+        keys = list(map(_identify, state))
+        new = {key: item for key, item in zip(keys, state, strict=True) if key not in self._numbers}
+        if not all(map(_is_element, new.values())):
+            return False
+        for key, item in new.items():
+            self._numbers[key] = len(self._elements)
+            self._elements.append(item)
+        return True
+
+
+class ReceivedElements:
+    """The other side of `SentElements`."""
+
+    def __init__(self) -> None:
+        self._elements: list[Any] = []
+
+    def add(self, encoded: State) -> None:
+        """Adds elements that have new numbers, as `encode` returned the list of them."""
+        self._elements += _decode_checked(encoded, ())
+
+    def resolve(self, state: State) -> State:
+        """The state that `take_new` got."""
+        return _decode_checked(state, self._elements)
+
+
+_NUMBER = np.dtype("<i8")
+
+
+def _identify(item: Any) -> Any:
+    """What two states that hold the same element have in common; `copy_state` copies dicts."""
+    if type(item) is not dict:
+        return id(item)
+    return (*item, *map(_identify, item.values()))
+
+
+def _look_up(numbers: bytes, known: Sequence[Any]) -> list[Any]:
+    found = np.frombuffer(numbers, _NUMBER)
+    if found.size and found.min() < 0:
+        raise ValueError("the number of an element is negative")
+    return [known[number] for number in found.tolist()]

@@ -252,7 +252,9 @@ def test_a_server_that_is_too_old(ends: tuple[socket.socket, socket.socket]) -> 
         worker.sendall(said + make_proof(TOKEN, b"server", said, asked, answered))
 
     beside(answer_as_version_0)
-    message = "^speaks protocol 0 of penstock, and this process protocol 1; upgrade penstock there$"
+    message = (
+        "^speaks protocol 0 of penstock, and this process protocols 1 to 2; upgrade penstock there$"
+    )
     with pytest.raises(FailedPreconditionError, match=message):
         client_handshake(client, TOKEN, Terms(), deadline())
 

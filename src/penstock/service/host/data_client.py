@@ -10,6 +10,7 @@ methods of `Links`, except `abort_others`.
 from __future__ import annotations
 
 import logging
+import select
 import selectors
 import ssl
 import time
@@ -28,7 +29,7 @@ from penstock.errors import (
 )
 from penstock.service.host.data_connection import Connection, compression_mode
 from penstock.service.host.runtime import MACHINE, Bell, Runtime
-from penstock.service.host.security import ProcessLoss, Security, Terms, client_handshake
+from penstock.service.host.security import ClientHandshake, Security, Terms, client_handshake
 from penstock.service.host.sockets import (
     Channel,
     DescriptorChannel,
@@ -38,6 +39,7 @@ from penstock.service.host.sockets import (
     limit_silence,
     split_address,
 )
+from penstock.service.logic.feeds import Feed
 from penstock.service.protocol import timing
 from penstock.service.protocol.data_messages import MOST_STATE, CloseTask, Fetch, OpenTask
 from penstock.service.protocol.messages import Work, WorkerInfo
@@ -93,7 +95,7 @@ def _connect(
     if address is None:
         raise UnavailableError(f"worker {info.address} hands out no data by {protocol}")
     try:
-        channel, process_loss = _open_channel(
+        channel, handshake = _open_channel(
             protocol, address, security, terms=terms, patience=patience, same_host=same_host
         )
     except UnauthenticatedError as error:
@@ -114,7 +116,7 @@ def _connect(
     connection = Connection(
         channel, f"worker {info.address} ({protocol})", client=True, mapped=mapped
     )
-    connection.process_loss = process_loss
+    connection.process_loss, connection.protocol = handshake.process_loss, handshake.protocol
     return connection
 
 
@@ -126,7 +128,7 @@ def _open_channel(
     terms: Terms,
     patience: float,
     same_host: bool,
-) -> tuple[Channel, ProcessLoss]:
+) -> tuple[Channel, ClientHandshake]:
     deadline = time.monotonic() + timing.HANDSHAKE
     connect = connect_unix if protocol == "shm" else connect_tcp
     connected = connect(address, timing.HANDSHAKE)
@@ -138,12 +140,12 @@ def _open_channel(
         context = security.client_context() if protocol == "tcp" else None
         if context is not None:
             connected = context.wrap_socket(connected, server_hostname=split_address(address)[0])
-        process_loss = client_handshake(connected, security.token, terms, deadline).process_loss
+        handshake = client_handshake(connected, security.token, terms, deadline)
         if isinstance(connected, ssl.SSLSocket):
-            return TlsChannel(connected), process_loss
+            return TlsChannel(connected), handshake
         return (
             DescriptorChannel(connected) if protocol == "shm" else Channel(connected)
-        ), process_loss
+        ), handshake
     except BaseException:
         connected.close()
         raise
@@ -173,6 +175,10 @@ class Link:
         self.element: int | None = None
         """The element that this function was called for, as errors of the function count."""
         self._tasks: dict[Work, int] = {}
+        self.feeds: dict[int, Feed] = {}
+        """By task: what was requested of it last."""
+        self._successor: WorkerInfo | None = None
+        """The worker that was named in the last request that named one."""
         self._opened = 0
         self._first: list[OpenTask | CloseTask] = []
         """What is sent together with the next request, to save messages: many streams are short."""
@@ -180,6 +186,8 @@ class Link:
         """How many chunks in a row arrived damaged."""
         self.leaves = False
         """Whether the worker has said that it is about to stop."""
+        self.in_use = False
+        """Whether the reader's thread may be blocked, sending or receiving."""
 
     def fetch(
         self,
@@ -190,7 +198,9 @@ class Link:
         mark: Any,
         trace: str = "",
         turn: int = 0,
+        successor: WorkerInfo | None = None,
     ) -> None:
+        """Sends a request; `successor` continues the stream if this worker leaves."""
         if not self.owed:
             self.heard, self.where, self.element = self._now(), "", None
         self.owed.add(request)
@@ -200,8 +210,12 @@ class Link:
             self._first.append(OpenTask(self._opened, work))
         first, self._first = self._first, []
         task = self._tasks[work]
-        fetch = Fetch(request, task, start, stop, mark, trace, turn, MOST_STATE)
+        new = None if successor == self._successor else successor
+        fetch = Fetch(request, task, start, stop, mark, trace, turn, MOST_STATE, new)
+        self.in_use = True
         self.connection.send(*first, fetch)
+        self.in_use = False
+        self._successor = new or self._successor
 
     def silence(self, now: float) -> float:
         """Seconds since the worker last sent something."""
@@ -209,8 +223,10 @@ class Link:
 
     @property
     def is_finishing(self) -> bool:
-        """Whether the worker is about to stop, and makes a last element for this reader."""
-        return self.leaves and bool(self.owed)
+        """Whether the worker is about to stop, and makes last elements for this reader."""
+        feeds = list(self.feeds.values())  # The agent's thread may ask, too.
+        moving = any(feed.marks.moving_from == self.worker for feed in feeds)
+        return self.leaves and (moving or bool(self.owed))
 
     def finish(self, request: int) -> None:
         """Notes that a request was answered in full."""
@@ -220,7 +236,12 @@ class Link:
         """Closes the worker's task of a stream that has ended, with the next request."""
         task = self._tasks.pop(work, None)
         if task is not None:
+            self.feeds.pop(task, None)
             self._first.append(CloseTask(task))
+
+    def note_feed(self, work: Work, feed: Feed) -> None:
+        """Notes which feed the last request of some work is for."""
+        self.feeds[self._tasks[work]] = feed
 
 
 class Links:
@@ -246,6 +267,8 @@ class Links:
         self._closed = False
         self._selector = runtime.selector()
         self._selector.register(bell, selectors.EVENT_READ)
+        self._hangups: dict[str, select.poll] = {}
+        """Tell whether connections have ended, by worker."""
         self.unreachable: dict[str, OpError] = {}
         self._reasons: dict[str, str] = {}
         """Why connections were closed, for workers that were not connected since then."""
@@ -292,6 +315,10 @@ class Links:
         links = self._links.items()
         return [w for w, link in links if w not in self._wanted and not link.is_finishing]
 
+    def find_info(self, worker: str | None) -> WorkerInfo | None:
+        """How to reach a worker that is wanted."""
+        return None if worker is None else self._wanted.get(worker)
+
     def dial(self) -> None:
         """Starts threads that connect to workers that are wanted and not connected."""
         now = self._runtime.now()
@@ -331,6 +358,8 @@ class Links:
                 self._reasons.pop(worker, None)
                 self._links[worker] = Link(worker, connection, self._runtime.now)
                 self._selector.register(connection, selectors.EVENT_READ, worker)
+                self._hangups[worker] = self._runtime.poll()
+                self._hangups[worker].register(connection, getattr(select, "POLLRDHUP", 0))
                 made.append(worker)
                 self.ever = True
         return made
@@ -359,6 +388,7 @@ class Links:
         if link is not None:
             self._cuts[worker] = self._cuts.get(worker, 0) + 1
             self._selector.unregister(link.connection)
+            del self._hangups[worker]
             link.connection.close()
 
     def note_chunk(self, link: Link) -> None:
@@ -370,12 +400,23 @@ class Links:
         """Aborts the connections to all but `workers`; called by the agent's thread.
 
         A worker that froze in the middle of a message would block the reader's thread. A worker
-        that leaves is not in the list either; it may finish the element that it is making.
+        that leaves is not in the list either; it may finish the element that it is making, and the
+        reader has yet to read where its streams continue.
         """
         there = {info.worker for info in workers}
         for worker, link in list(self._links.items()):
-            if worker not in there and not link.is_finishing:
+            if worker not in there and link.in_use and not link.is_finishing:
                 link.connection.abort()
+
+    def has_ended(self, link: Link) -> bool:
+        """Whether the worker has closed a connection."""
+        return bool(self._hangups[link.worker].poll(0))
+
+    def is_readable(self, link: Link) -> bool:
+        """Whether something has arrived from a worker."""
+        if link.connection.pending():
+            return True
+        return any(key.data == link.worker for key, _ in self._selector.select(0))
 
     def ready(self, timeout: float) -> list[Link]:
         """Waits for links that have data to read; none after `timeout` or if the bell rings."""

@@ -62,6 +62,7 @@ from penstock.service.protocol.data_messages import (
     slab_decoder,
     unpack_columns,
 )
+from penstock.version import PROTOCOL
 
 INLINE = 48 << 10
 """Chunks of fewer bytes go through the socket, even if memory is shared."""
@@ -95,6 +96,8 @@ class Connection:
         self.peer = peer
         self.process_loss = ProcessLoss()
         """What the worker reported in the handshake."""
+        self.protocol = PROTOCOL
+        """A client's end: the version of the protocol that the worker speaks."""
         self._channel, self._client = channel, client
         self._pool, self._mapped, self._compressor = pool, mapped, compressor
         self._incoming = MessageReader(channel, client, pool=pool, mapped=mapped)
@@ -171,6 +174,10 @@ class Connection:
             except BaseException as error:
                 raise self._abort_after(error) from None
         return size
+
+    def set_receive_timeout(self, seconds: float) -> None:
+        """Makes `receive` raise if a message that has begun does not continue for `seconds`."""
+        self._channel.set_receive_timeout(seconds)
 
     def receive(self) -> Received:
         """The next message, with columns if it is `Rows`; raises UnavailableError at the end."""

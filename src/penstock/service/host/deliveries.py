@@ -110,6 +110,8 @@ class Deliveries:
     def set_workers(self, workers: Iterable[WorkerInfo]) -> None:
         """Closes the connections to workers that the dispatcher has removed."""
         for worker in self._links.want(workers):
+            self._hear_out(self._links[worker])
+        for worker in self._links.unwanted:
             self.lose(worker, broken=False)
 
     def update_workers(self) -> None:
@@ -196,8 +198,14 @@ class Deliveries:
         work = self._work_of(ask.feed)
         try:
             link = self._links[ask.worker]
+            if self._links.has_ended(link):
+                self._hear_out(link)
+                self.lose(ask.worker)
+                return
             trace = "" if self._traces is None else self._traces.request(ask)
-            link.fetch(ask.request, work, ask.start, ask.stop, ask.mark, trace, ask.turn)
+            successor = self._links.find_info(self._fetcher.find_successor(ask.worker))
+            link.fetch(ask.request, work, ask.start, ask.stop, ask.mark, trace, ask.turn, successor)
+            link.note_feed(work, ask.feed)
         except (KeyError, UnavailableError):
             self.lose(ask.worker)
         except DeadlineExceededError as error:
@@ -215,19 +223,36 @@ class Deliveries:
     def receive(self, timeout: float) -> None:
         """Waits for messages of workers and processes one of each; returns after `timeout`."""
         for link in self._links.ready(timeout):
-            try:
-                message, columns = link.connection.receive()
-            except UnavailableError:
-                self.lose(link.worker)
-            except DataLossError as error:
-                self._give_up(link, error.message)
-            except DeadlineExceededError as error:
-                self._replace(link, error.message)
-            else:
-                self._process(link, message, columns)
+            self._receive(link)
         for worker in self._links.unwanted:
             self.lose(worker, broken=False)  # It has finished its last element.
         self._replace_silent()
+
+    def _receive(self, link: Link) -> bool:
+        """Processes one message of a worker; returns False if its connection has ended."""
+        try:
+            link.in_use = True
+            message, columns = link.connection.receive()
+            link.in_use = False
+        except UnavailableError:
+            self.lose(link.worker)
+        except DataLossError as error:
+            self._give_up(link, error.message)
+        except DeadlineExceededError as error:
+            self._replace(link, error.message)
+        else:
+            self._process(link, message, columns)
+            return True
+        return False
+
+    def _hear_out(self, link: Link) -> None:
+        """Processes what a worker has sent that is gone or about to go.
+
+        It may have said where its streams continue, while this reader did not read.
+        """
+        link.connection.set_receive_timeout(timing.HEAR_OUT)
+        while self._links.is_readable(link) and self._receive(link):
+            pass
 
     def _replace_silent(self) -> None:
         """Replaces workers that owe elements and do not even report progress."""
@@ -265,8 +290,7 @@ class Deliveries:
                 self._note_figures(link, message)
                 self._process_failure(message)
             case Progress(leaves=True):
-                link.leaves = True
-                self._fetcher.leaving.add(link.worker)
+                self._process_leaving(link, message)
             case Progress():
                 link.where, link.element = message.where, message.element
                 self._note_figures(link, message)
@@ -280,6 +304,18 @@ class Deliveries:
                 self._retry = self._now() + timing.WORKER_REFUSAL
             case Closing(reason):
                 self._give_up(link, reason)
+
+    def _process_leaving(self, link: Link, news: Progress) -> None:
+        """A worker is about to stop: notes which streams it still makes, and which it has left."""
+        if not link.leaves:
+            link.leaves = True
+            self._fetcher.leaving.add(link.worker)
+            for task in news.moving:
+                if (feed := link.feeds.get(task)) is not None:
+                    self._fetcher.begin_move(feed, link.worker)
+        for moved in news.moved:
+            if (feed := link.feeds.get(moved.task)) is not None:
+                self._fetcher.end_move(feed, moved.mark)
 
     def _process_rows(self, rows: Rows, columns: list[Any]) -> None:
         if self._traces is not None:

@@ -7,7 +7,8 @@ While a function runs for long, another thread reports where it is. Without thes
 could not distinguish a slow function from a network that carries nothing.
 
 A worker that is to end finishes the element that it makes for each client. Another thread hands
-back what was not begun meanwhile, so that clients ask other workers at once.
+back what was not begun meanwhile, so that clients ask other workers at once. Only of a stream whose
+large state is on its way to another worker (`moves.py`), the worker makes further elements.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from functools import partial
-from typing import Protocol
 
 from penstock.engine.figures import Figures
 from penstock.engine.trail import with_turns
@@ -28,7 +28,7 @@ from penstock.engine.user_calls import CONTAINED
 from penstock.engine.whereabouts import Whereabouts, whereabouts
 from penstock.errors import DataLossError, InvalidArgumentError, OpError, UnavailableError
 from penstock.service.host.data_connection import Connection
-from penstock.service.host.runtime import MACHINE, Runtime
+from penstock.service.host.fetch_gate import FetchGate
 from penstock.service.host.tasks import Fetched, FetchedChunk, Task, Tasks
 from penstock.service.host.telemetry import (
     Attributes,
@@ -37,12 +37,14 @@ from penstock.service.host.telemetry import (
     find_tracer,
     make_span,
 )
-from penstock.service.protocol import timing
 from penstock.service.protocol.data_messages import (
+    AddState,
     CloseTask,
     Done,
     Fetch,
     Impossible,
+    Mark,
+    MovedTask,
     OpenTask,
     Progress,
     ToClient,
@@ -50,6 +52,7 @@ from penstock.service.protocol.data_messages import (
     to_failed,
     to_impossible,
 )
+from penstock.service.protocol.messages import WorkerInfo
 
 _LOG = logging.getLogger("penstock.service")
 
@@ -57,97 +60,6 @@ _LEAVES = "distribute: this worker is about to stop; ask another one"
 
 _MOST_WAITING = 1024
 """Messages that are read before their turn; further ones stay in the socket."""
-
-
-class Reporting(Protocol):
-    """Has a `report` to send, at regular intervals, and requests to hand back."""
-
-    def report(self) -> None: ...
-
-    def hand_back(self) -> None: ...
-
-
-class ProgressReporter:
-    """Calls `report` of all fetch servers in a thread, which runs while there are any."""
-
-    def __init__(self, runtime: Runtime) -> None:
-        self._runtime = runtime
-        self._changed = runtime.condition()
-        """Guards the fields below."""
-        self._servers: dict[Reporting, None] = {}
-        self._runs = False
-
-    def add(self, server: Reporting) -> None:
-        with self._changed:
-            self._servers[server] = None
-            starts, self._runs = not self._runs, True
-        if starts:
-            self._runtime.start(self._run, "penstock-progress")
-
-    def remove(self, server: Reporting) -> None:
-        with self._changed:
-            self._servers.pop(server, None)
-            self._changed.notify_all()
-
-    @property
-    def servers(self) -> tuple[Reporting, ...]:
-        with self._changed:
-            return tuple(self._servers)
-
-    def _run(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait(timing.PROGRESS)
-                if not self._servers:
-                    self._runs = False
-                    return
-                servers = tuple(self._servers)
-            for server in servers:
-                server.report()
-
-
-class FetchGate:
-    """Shared by all connections: counts accepted fetches, and accepts no more while draining."""
-
-    def __init__(self, runtime: Runtime = MACHINE) -> None:
-        self.reporter = ProgressReporter(runtime)
-        self._runtime = runtime
-        self._changed = runtime.condition()
-        """Guards the fields below."""
-        self._inside = 0
-        self.draining = False
-
-    def enter(self) -> bool:
-        """Counts one more fetch; returns False if it is not accepted."""
-        with self._changed:
-            self._inside += not self.draining
-            return not self.draining
-
-    def leave(self) -> None:
-        """Ends an accepted fetch."""
-        with self._changed:
-            self._inside -= 1
-            self._changed.notify_all()
-
-    def close(self) -> None:
-        """Accepts no more fetches, and hands back the accepted ones that were not begun."""
-        with self._changed:
-            starts, self.draining = not self.draining, True
-        if starts:
-            self._runtime.start(self._hand_back, "penstock-hand-back")
-
-    def _hand_back(self) -> None:
-        """Repeats it until all fetches have ended: some may still be on their way."""
-        ended = False
-        while not ended:
-            for server in self.reporter.servers:
-                server.hand_back()
-            ended = self.wait(timing.HAND_BACK)
-
-    def wait(self, timeout: float | None) -> bool:
-        """Blocks until every accepted fetch has ended; returns False after `timeout`."""
-        with self._changed:
-            return self._changed.wait_for(lambda: not self._inside, timeout)
 
 
 def serve(connection: Connection, tasks: Tasks, gate: FetchGate) -> None:
@@ -178,13 +90,15 @@ class FetchServer:
         self._gate = gate
         self._tasks: dict[int, Task] = {}
         self._turn = tasks.pool.runtime.lock()
-        """Guards the next three fields, and reading while a message is handled."""
+        """Guards the next four fields, and reading while a message is handled."""
         self._waiting: deque[ToWorker] = deque()
         """Messages that were read and not yet handled."""
         self._accepted: set[int] = set()
         """Requests that the gate counts."""
         self._has_told = False
         """Whether the client knows that this worker leaves."""
+        self._successor: WorkerInfo | None = None
+        """The worker that the client has named for the case that this one leaves."""
         self._lost = False
         self._thread = threading.get_ident()
         self._doing: int | None = None
@@ -243,6 +157,20 @@ class FetchServer:
             operators=() if task is None else task.take_figures(),
         )
 
+    def begin_moves(self) -> None:
+        """Begins to move large states to the worker that continues; another thread calls this."""
+        to, successor = self._owner.connect, self._successor
+        if to is None or successor is None:
+            return
+        for task in list(self._tasks.values()):
+            stream = task.moving_stream
+            if stream is None:
+                continue
+            newest = stream.production.marks.newest
+            # Before its first mark, the size of its state is not known.
+            if not newest.small or not newest.ordinal:
+                self._gate.move(stream, task.work, successor, to)
+
     def hand_back(self) -> None:
         """Refuses every request that was not begun, and says that this worker leaves.
 
@@ -251,18 +179,80 @@ class FetchServer:
         """
         with self._turn:
             doing = self._doing
-            if doing is None:
-                return  # The thread of this connection reads, and refuses what comes itself.
-            self._read_arrived()
+            if doing is not None:
+                self._read_arrived()
             with contextlib.suppress(OSError, ValueError):  # The connection has ended.
-                if not self._has_told:
-                    self._has_told = self._connection.offer(lambda: Progress(doing, leaves=True))
+                if not self._offer_news():
+                    return
+                if doing is None:
+                    return  # The thread of this connection reads, and refuses what comes itself.
                 for fetch in [message for message in self._waiting if isinstance(message, Fetch)]:
+                    if self._makes_more(self._tasks.get(fetch.task)):
+                        continue
                     refusal = partial(self._refuse, fetch.request)
-                    if not self._has_told or not self._connection.offer(refusal):
+                    if not self._connection.offer(refusal):
                         return
                     self._waiting.remove(fetch)
                     self._end_request(fetch.request)
+
+    def _offer_news(self) -> bool:
+        """Tells the client that this worker leaves and where others continue, if that is new.
+
+        Returns whether the client has been told. The caller holds the lock.
+        """
+        news = self._find_news()
+        if news is None:
+            return True
+        if not self._connection.offer(lambda: news):
+            return False
+        self._note_told(news)
+        return True
+
+    def _send_news(self) -> None:
+        """The same before this worker refuses a request; the thread of the connection calls it."""
+        with self._turn:
+            news = self._find_news()
+            if news is not None:
+                self._note_told(news)
+        if news is not None:
+            self._connection.send(news)
+
+    def _find_news(self) -> Progress | None:
+        tasks = list(self._tasks.items())
+        moving = tuple(number for number, task in tasks if self._makes_more(task))
+        moved = tuple(
+            MovedTask(number, mark)
+            for number, task in tasks
+            if (mark := self._find_moved(task)) is not None
+        )
+        is_needed = moved or (not self._has_told and (moving or self._doing is not None))
+        if not is_needed:
+            return None
+        return Progress(self._doing or 0, leaves=True, moving=moving, moved=moved)
+
+    def _find_moved(self, task: Task) -> Mark | None:
+        """Where another worker continues a task, if its client does not know that yet.
+
+        With the last element of a request the client gets the mark, too.
+        """
+        if task.is_told or task is self._task or self._makes_more(task):
+            return None
+        move = self._gate.find_move(task)
+        moved = None if move is None else move.mark
+        return moved or task.save_idle_mark()
+
+    def _note_told(self, news: Progress) -> None:
+        self._has_told = True
+        for moved in news.moved:
+            if (task := self._tasks.get(moved.task)) is not None:
+                task.is_told = True
+
+    def _makes_more(self, task: Task | None) -> bool:
+        """Whether elements of a task may be begun while this worker leaves."""
+        if task is None:
+            return False
+        move = self._gate.find_move(task)
+        return task.owes_mark or (move is not None and move.is_pending)
 
     def _refuse(self, request: int) -> Impossible:
         return to_impossible(request, UnavailableError(_LEAVES), self._owner.address)
@@ -270,15 +260,18 @@ class FetchServer:
     def _receive(self) -> None:
         message, _ = self._connection.receive()
         match message:
-            case Fetch(request):
-                if request in self._accepted or self._gate.enter():
+            case Fetch(request, task):
+                self._successor = message.successor or self._successor
+                makes_more = self._makes_more(self._tasks.get(task))
+                if request in self._accepted or self._gate.enter(makes_more):
                     self._accepted.add(request)
                     self._insert(message)
                 elif self._doing is None:
+                    self._send_news()
                     self._connection.send(self._refuse(request))
                 else:
                     self._insert(message)  # `hand_back` refuses it, without waiting for its turn.
-            case OpenTask() | CloseTask():
+            case OpenTask() | CloseTask() | AddState():
                 self._waiting.append(message)
             case _:
                 pass
@@ -309,11 +302,32 @@ class FetchServer:
             case Fetch(request):
                 self._doing = request
                 try:
-                    leaves = self._gate.draining
+                    task = self._tasks.get(message.task)
+                    leaves = self._gate.draining and not self._makes_more(task)
                     answer = self._refuse(request) if leaves else self._answer(message)
+                    self._task = None  # From here on, `hand_back` tells where it continues.
+                    if self._gate.draining:
+                        self._send_news()
                     self._connection.send(answer)
                 finally:
                     self._end_request(request)
+            case AddState():
+                self._connection.send(self._add_state(message))
+
+    def _add_state(self, part: AddState) -> Done | Impossible:
+        """Keeps a part of a state that another worker sends; that worker leaves."""
+        if self._gate.draining:
+            return self._refuse(part.request)
+        try:
+            task = self._tasks.get(part.task)
+            if task is None:
+                raise InvalidArgumentError(
+                    f"distribute: a state of task {part.task}, which is not open"
+                )
+            task.add_state(part)
+            return Done(part.request)
+        except BaseException as error:
+            return to_impossible(part.request, error, self._owner.address)
 
     def _end_request(self, request: int) -> None:
         with self._turn:
@@ -383,7 +397,8 @@ class FetchServer:
 
     def _is_over(self) -> bool:
         """Whether no element may be begun."""
-        return self._is_client_gone() or self._gate.draining
+        leaves = self._gate.draining and not self._makes_more(self._task)
+        return self._is_client_gone() or leaves
 
     def _is_client_gone(self) -> bool:
         self._receive_arrived()
@@ -417,7 +432,7 @@ class FetchServer:
         if isinstance(part, FetchedChunk):
             stop = part.start + len(part.chunk)
             # From there, another worker continues what this one leaves.
-            left = task.save_mark(stop, fetch.most_state) if self._gate.draining else None
+            left = self._leave_mark(task, stop, fetch.most_state) if self._gate.draining else None
             size = self._connection.send_rows(
                 request,
                 part.start,
@@ -433,6 +448,21 @@ class FetchServer:
             failed = to_failed(request, part.ordinal, part.fault, began, part.place, own)
             self._connection.send(failed)
             self._owner.traffic.add(failures=1)
+
+    def _leave_mark(self, task: Task, stop: int, most_state: int) -> Mark | None:
+        """The mark behind the last element of a stream; None if further elements follow."""
+        move = self._gate.find_move(task)
+        if move is not None:
+            move.settle(stop)
+            if move.is_pending:
+                task.owes_mark = True
+                return None
+        task.owes_mark = False
+        # A client that has named no successor does not know that a state can be elsewhere.
+        moved = None if move is None or self._successor is None else move.mark
+        mark = moved or task.save_mark(stop, most_state)
+        task.is_told = mark is not None
+        return mark
 
     def _close_task(self, number: int, finished: bool = False) -> None:
         task = self._tasks.pop(number, None)

@@ -40,7 +40,8 @@ from penstock.errors import OpError
 from penstock.service.host import telemetry
 from penstock.service.host.admission import AcceptedClient
 from penstock.service.host.data_connection import Connection
-from penstock.service.host.fetch_server import FetchGate, serve
+from penstock.service.host.fetch_gate import FetchGate
+from penstock.service.host.fetch_server import serve
 from penstock.service.host.security import ProcessLoss
 from penstock.service.host.sockets import relay, shut, tune_for_data
 from penstock.service.host.tasks import Tasks
@@ -98,7 +99,12 @@ class TidyUp(Message, frozen=True):
 
 
 class Drain(Message, frozen=True):
-    """Hand back all fetches; send `DrainReply` when the elements that are made are finished."""
+    """Hand back all fetches; send `DrainReply` when the elements that are made are finished.
+
+    `seconds`: the grace period, if there is one.
+    """
+
+    seconds: float | None = None
 
 
 # Messages from the process
@@ -185,8 +191,8 @@ class PlanProcessMain:
             case TidyUp(jobs):
                 self._tasks.tidy(jobs)
                 self._send_report()
-            case Drain():
-                self._gate.close()
+            case Drain(seconds):
+                self._gate.close(seconds)
                 _start_thread(self._drain, _SERVING)
 
     def _send_report(self) -> None:
@@ -571,7 +577,7 @@ class PlanProcesses:
             self._draining = True
             for process in self._by_plan.values():
                 with contextlib.suppress(OSError):
-                    process.send(Drain())
+                    process.send(Drain(timeout))
             self._changed.wait_for(
                 lambda: all(process.drained for process in self._by_plan.values()), timeout
             )

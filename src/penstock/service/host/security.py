@@ -449,6 +449,7 @@ class ClientHandshake(NamedTuple):
 
     key: bytes
     process_loss: ProcessLoss = ProcessLoss()
+    protocol: int = version.PROTOCOL
 
 
 def no_process_loss(plan: bytes) -> ProcessLoss:
@@ -511,9 +512,10 @@ def client_handshake(
         raise UnauthenticatedError("does not accept the token of this process")
     if not is_proof(claim, token, _SERVER, told, asked, answered):
         raise UnauthenticatedError("does not know the token")
-    _check_verdict(told[:1], *_VERSION.unpack_from(told, 1))
+    (protocol,) = _VERSION.unpack_from(told, 1)
+    _check_verdict(told[:1], protocol)
     process_loss = ProcessLoss.unpack(told[1 + _VERSION.size :])
-    return ClientHandshake(make_proof(token, _SESSION, asked, answered), process_loss)
+    return ClientHandshake(make_proof(token, _SESSION, asked, answered), process_loss, protocol)
 
 
 def _check_verdict(verdict: bytes, protocol: int) -> None:

@@ -16,9 +16,12 @@ from penstock.element.chunk import Chunk
 from penstock.engine.context import Environment
 from penstock.engine.contract import Stream
 from penstock.engine.figures import Figures
+from penstock.engine.state_values import ReceivedElements
 from penstock.engine.trail import Trail
+from penstock.errors import InvalidArgumentError
 from penstock.plan.nodes import Node
 from penstock.plan.shape import PARTIAL_FORMS
+from penstock.service.host.data_connection import Connection
 from penstock.service.host.runtime import MACHINE, Runtime
 from penstock.service.host.telemetry import Sent, Traffic, add_work
 from penstock.service.host.worker_streams import (
@@ -31,10 +34,10 @@ from penstock.service.host.worker_streams import (
     WorkerStream,
     plan_stream,
 )
-from penstock.service.logic.worker import Block, Stride, Want
+from penstock.service.logic.worker import Block, DecodedMark, Stride, Want
 from penstock.service.protocol import timing
-from penstock.service.protocol.data_messages import Fault, Mark, fault_of
-from penstock.service.protocol.messages import Work, WorkStatus
+from penstock.service.protocol.data_messages import LARGE_STATE, AddState, Fault, Mark, fault_of
+from penstock.service.protocol.messages import Work, WorkerInfo, WorkStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +76,11 @@ class Tasks:
         address: str,
         kept: int = KEPT,
         runtime: Runtime = MACHINE,
+        connect: Callable[[WorkerInfo, Work], Connection] | None = None,
     ) -> None:
         self.address = address
+        self.connect = connect
+        """Connects to the worker that continues streams, if this one leaves."""
         self.pool = StreamPool(address, kept, runtime)
         self.traffic = Traffic()
         self._ended: list[WorkStatus] = []
@@ -121,10 +127,13 @@ class Tasks:
     def tidy(self, jobs: Collection[str] | None = None) -> None:
         """Closes streams without readers: at once if `jobs` lacks their job, else after a while."""
         with self.pool.lock:
-            late = self.pool.runtime.now() - timing.IDLE_STREAM
+            now = self.pool.runtime.now()
             idle = [stream for stream in self.pool.streams.values() if not stream.readers]
         for stream in idle:
-            if stream.idle_since <= late or (jobs is not None and stream.job not in jobs):
+            # A reader may not have noticed yet that another worker has left.
+            patience = timing.MOVED_STREAM if stream.moved_bytes else timing.IDLE_STREAM
+            is_late = now - stream.idle_since >= patience
+            if is_late or (jobs is not None and stream.job not in jobs):
                 self._close_idle(stream)
 
     def _close_idle(self, stream: WorkerStream) -> None:
@@ -179,6 +188,12 @@ class Task:
         self._stream: Stream | None = None
         """The engine's stream of an unshared plan; it computes `_at` next and ends at `_stop`."""
         self._at = self._stop = 0
+        self._received = ReceivedElements()
+        """Elements of a state that a worker which leaves is sending."""
+        self.owes_mark = False
+        """Whether the worker leaves and has sent elements without a mark behind them."""
+        self.is_told = False
+        """Whether the client knows from where another worker continues."""
 
     def fetch(
         self,
@@ -217,6 +232,41 @@ class Task:
             return None
         state = self._shared.save_at(number, most)
         return None if state is None else Mark(number, state)
+
+    @property
+    def moving_stream(self) -> WorkerStream | None:
+        """The stream, if it is computed in order and its state can move to another worker."""
+        shared = self._shared
+        if shared is None or shared.plan.random or shared.production.pace is not None:
+            return None
+        return shared
+
+    @property
+    def work(self) -> Work:
+        return self._work
+
+    def save_idle_mark(self) -> Mark | None:
+        """A mark where the stream is, if it is idle there, and its last mark was small."""
+        shared = self.moving_stream
+        if shared is None or not shared.production.marks.newest.small:
+            return None
+        at = shared.find_idle()
+        return None if at is None else self.save_mark(at, LARGE_STATE)
+
+    def add_state(self, part: AddState) -> None:
+        """Adds a part of the stream's state, which a worker that leaves has sent."""
+        shared = self._join()
+        if self.moving_stream is None:
+            raise InvalidArgumentError("distribute: this stream continues anywhere without a state")
+        self._tasks.pool.reserve(shared, len(part.elements))
+        try:
+            if part.elements:
+                self._received.add(msgspec.msgpack.decode(part.elements))
+            if part.mark is not None:
+                state = self._received.resolve(msgspec.msgpack.decode(part.mark.state))
+                shared.add_state(DecodedMark(part.mark.ordinal, state, small=False))
+        except (msgspec.MsgspecError, TypeError) as error:
+            raise InvalidArgumentError(f"distribute: a damaged state ({error})") from None
 
     @property
     def is_partial(self) -> bool:

@@ -27,8 +27,10 @@ from penstock.service.host import telemetry as traces
 from penstock.service.host.admission import DataListener
 from penstock.service.host.connect import connect
 from penstock.service.host.control_connection import ControlClient
+from penstock.service.host.data_client import connect_data
 from penstock.service.host.data_connection import Connection
-from penstock.service.host.fetch_server import FetchGate, serve
+from penstock.service.host.fetch_gate import FetchGate
+from penstock.service.host.fetch_server import serve
 from penstock.service.host.http_pages import WORKER_METRICS, MetricsServer, Values
 from penstock.service.host.plan_processes import PlanProcesses, run_process
 from penstock.service.host.plan_store import Decode, PlanCache, make_decoder
@@ -46,6 +48,7 @@ from penstock.service.protocol.messages import (
     RegisterWorker,
     Reply,
     Request,
+    Work,
     WorkerHeartbeat,
     WorkerHeartbeatReply,
     WorkerInfo,
@@ -247,7 +250,14 @@ def _make_tasks(
     call = partial(_call_dispatcher, control)
     home = Session(control.address, security, call)
     plans = PlanCache(call, decode, address)
-    return Tasks(plans.get, partial(_environment_of_plans, environment, home), address)
+    own_environment = partial(_environment_of_plans, environment, home)
+    return Tasks(plans.get, own_environment, address, connect=partial(_connect_to, security))
+
+
+def _connect_to(security: Security, info: WorkerInfo, work: Work) -> Connection:
+    """A connection to the process of another worker that computes some work."""
+    plan = bytes.fromhex(work.digest)
+    return connect_data(info, security, None, own_host=host_id(), compression=None, plan=plan)
 
 
 def _environment_of_plans(environment: Callable[[], Environment], home: Session) -> Environment:
@@ -399,7 +409,7 @@ class RunningWorker:
 
     def drain(self, timeout: float | None) -> None:
         """Hands back all fetches, after the elements that are made; blocks for up to `timeout`."""
-        self._gate.close()
+        self._gate.close(timeout)
         self._hurry.set()
         self._log("draining", "finishes the elements that it is making, and leaves")
         if isinstance(self.tasks, PlanProcesses):

@@ -25,7 +25,8 @@ from penstock.engine.meters import Meters
 from penstock.engine.numbering import counting_of
 from penstock.engine.state_values import decode, encode
 from penstock.engine.trail import Trail, turn_of
-from penstock.errors import OpError, UnavailableError
+from penstock.engine.tuning import machine_memory
+from penstock.errors import OpError, ResourceExhaustedError, UnavailableError
 from penstock.plan.bounds import bound_plan
 from penstock.plan.nodes import Cache, Node, Shard, Store, options_of
 from penstock.plan.optimize import prepare
@@ -60,6 +61,10 @@ from penstock.service.protocol.messages import Work, WorkStatus
 
 KEPT = 256 << 20
 """Bytes that a worker keeps of streams that several clients read."""
+
+_MOVED = 8
+"""Of its memory, a worker uses one part in so many for states that workers which left have handed
+to it and that no client has read."""
 
 _TAILS = 64 << 20
 """Bytes that a worker keeps of all other streams together, for clients that fetch again."""
@@ -159,11 +164,11 @@ def encode_state(ordinal: int, state: State, most: int = LARGE_STATE) -> bytes |
 
     That is so if it is larger than `most` bytes, or has objects that only pickle could save.
     """
-    if _measure(state, most) > most:
+    if measure_state(state, most) > most:
         return None
     # Workers of releases that cannot decode users' values pass over a mark with a third part.
-    parts = [ordinal, state] if _is_plain(state) else [ordinal, encode(state, as_text=False), True]
-    encoded = msgspec.msgpack.encode(parts) if _is_plain(parts) else None
+    parts = [ordinal, state] if is_plain(state) else [ordinal, encode(state, as_text=False), True]
+    encoded = msgspec.msgpack.encode(parts) if is_plain(parts) else None
     return encoded if encoded is not None and len(encoded) <= most else None
 
 
@@ -173,22 +178,22 @@ def decode_state(encoded: bytes) -> tuple[int, State]:
     return ordinal, decode(state) if has_users_values else state
 
 
-def _measure(state: Any, most: int) -> int:
+def measure_state(state: Any, most: int) -> int:
     """About the bytes of a state, at least its values: one beyond `most` is not even encoded."""
     if isinstance(state, dict | list | tuple):
         parts = state.values() if isinstance(state, dict) else state
-        inside = sum(_measure(part, most) for part in parts) if len(parts) <= most else 0
+        inside = sum(measure_state(part, most) for part in parts) if len(parts) <= most else 0
         return len(parts) + inside
     return getattr(state, "nbytes", 0) or (len(state) if isinstance(state, str | bytes) else 1)
 
 
-def _is_plain(state: Any) -> bool:
+def is_plain(state: Any) -> bool:
     """Whether a state has only numbers and texts. A tuple would come back as a list."""
     kind = type(state)
     if kind is dict:
-        return all(type(name) is str and _is_plain(part) for name, part in state.items())
+        return all(type(name) is str and is_plain(part) for name, part in state.items())
     if kind is list:
-        return all(map(_is_plain, state))
+        return all(map(is_plain, state))
     if kind is int:
         return bool(-(1 << 63) <= state < 1 << 64)
     return state is None or kind in (bool, float, str, bytes)
@@ -218,6 +223,8 @@ class StreamPool:
         self.lock = runtime.lock()
         self.streams: dict[Hashable, WorkerStream] = {}
         """By name; guarded by `lock`."""
+        self.most_moved = machine_memory() // _MOVED
+        """Bytes of states of workers that left, until clients read their streams."""
         self.demands: WeakValueDictionary[str, Demand] = WeakValueDictionary()
         """How much is computed at once, by job: its streams are alike, and may be short."""
         self._budgets = {True: BlockBudget(kept), False: BlockBudget(_TAILS)}
@@ -231,6 +238,17 @@ class StreamPool:
         """The bytes by which a coordinated read may be ahead of its slowest consumer."""
         paced = sum(stream.production.pace is not None for stream in self.streams.values())
         return TAIL + self._budgets[True].limit // max(1, paced)
+
+    def reserve(self, stream: WorkerStream, nbytes: int) -> None:
+        """Counts bytes of a state that another worker sends; raises if there are too many."""
+        with self.lock:
+            stream.moved_bytes += nbytes
+            held, most = sum(s.moved_bytes for s in self.streams.values()), self.most_moved
+        if held > most:
+            raise ResourceExhaustedError(
+                f"distribute: worker {self.address} holds {held / 1e6:.0f} MB of states of workers "
+                f"that left, and may hold {most / 1e6:.0f} MB; use smaller buffers"
+            )
 
     def keep(self, stream: WorkerStream, block: Block) -> None:
         """Counts a block that its stream keeps; drops older blocks if there are too many bytes."""
@@ -283,6 +301,8 @@ class WorkerStream:
         # With random access, each consumer has a stream of its own.
         kept = work.kept and not (strided and plan.random)
         self.production = Production(plan.random, kept, pace, plan.longest)
+        self.moved_bytes = 0
+        """Of a state that a worker which left has sent, until a client reads the stream."""
         self.trail = Trail()
         """What its cursors found out about the source; all of them find the same."""
         self._pool = pool
@@ -351,8 +371,12 @@ class WorkerStream:
             ordinal, state = decode_state(mark.state)
         except (msgspec.MsgspecError, ValueError, TypeError):
             return  # Without the mark, the stream is computed from its start.
+        self.add_state(DecodedMark(ordinal, state, small=not mark.is_large))
+
+    def add_state(self, mark: DecodedMark) -> None:
+        """Adds a state that another worker saved."""
         with self._changed:
-            self.production.marks.add(DecodedMark(ordinal, state, small=not mark.is_large))
+            self.production.marks.add(mark)
 
     def get_block(self, want: Want, is_cancelled: IsCancelled) -> Block | None:
         """Returns the block with element `want.at`; None at the end, or if the fetch is cancelled.
@@ -380,6 +404,7 @@ class WorkerStream:
     def _decide(self, want: Want) -> Step:
         if self._closed:
             raise WorkerStopsError
+        self.moved_bytes = 0
         self._pool.trim(self)
         allowance = 0 if self.production.pace is None else self._pool.allowance()
         return self.production.step(want, self._pool.runtime.now(), allowance)
@@ -463,26 +488,57 @@ class WorkerStream:
         `most`: the bytes that it may have. Without it, another worker computes the stream again
         from an earlier mark, or from its start.
         """
-        with self._changed:
-            idle = (c for c in self.production.cursors if not c.busy and c.stream is not None)
-            cursor = next((c for c in idle if c.at == ordinal), None)
+        with self.hold_cursor(ordinal) as cursor:
             if cursor is None:
                 return None
-            cursor.busy = True
-        try:
-            encoded = encode_state(ordinal, copy_state(cursor.stream.save()), most)
-        except Exception as error:
-            encoded = None
-            self._pool.failures.warn_of_state(type(error).__name__, self.job)
-        else:
-            if encoded is None:
-                self._pool.failures.warn_of_state("it is too large, or has objects", self.job)
-        finally:
-            with self._changed:
-                cursor.busy = False
-                self._changed.notify_all()
-            self._close_retired()
+            try:
+                encoded = encode_state(ordinal, copy_state(cursor.stream.save()), most)
+            except Exception as error:
+                self.warn_of_state(type(error).__name__)
+                return None
+        if encoded is None:
+            self.warn_of_state("it is too large, or has objects")
         return encoded
+
+    def warn_of_state(self, reason: str) -> None:
+        """Warns that this worker leaves and cannot hand over the state of this stream."""
+        self._pool.failures.warn_of_state(reason, self.job)
+
+    @property
+    def worker(self) -> str:
+        """The address of this worker."""
+        return self._pool.address
+
+    @contextlib.contextmanager
+    def hold_cursor(self, ordinal: int) -> Iterator[Cursor | None]:
+        """An idle cursor before element `ordinal`, which no other thread uses meanwhile."""
+        with self._changed:
+            cursor = next((c for c in self._idle_cursors() if c.at == ordinal), None)
+            if cursor is not None:
+                cursor.busy = True
+        try:
+            yield cursor
+        finally:
+            if cursor is not None:
+                with self._changed:
+                    cursor.busy = False
+                    self._changed.notify_all()
+                self._close_retired()
+
+    def find_idle(self) -> int | None:
+        """Where the cursor is that was used last, if it is idle."""
+        with self._changed:
+            idle, cursors = self._idle_cursors(), self.production.cursors
+            return idle[-1].at if idle and idle[-1] is cursors[-1] else None
+
+    def _idle_cursors(self) -> list[Cursor]:
+        return [c for c in self.production.cursors if not c.busy and c.stream is not None]
+
+    @property
+    def has_cursors(self) -> bool:
+        """Whether clients read it, and have not come to its end."""
+        with self._changed:
+            return bool(self.readers and self.production.cursors)
 
     def _keep(self, cursor: Cursor, result: CursorResult) -> Block:
         content = result.content

@@ -79,6 +79,18 @@ class Failure:
         return self
 
 
+class FeedMarks(list[Mark]):
+    """The marks that workers have sent of one stream; feeds of one stream may share them."""
+
+    moving_from = ""
+    """The worker that leaves and still makes the stream, while its state moves to another one."""
+
+    @property
+    def successor(self) -> str:
+        """The worker that was given the state of the stream; empty if there is none."""
+        return next((mark.worker for mark in reversed(self) if mark.worker), "")
+
+
 class Feed:
     """Ordinals `start` to `stop` of a stream; `home` is the worker that it belongs to, if any.
 
@@ -106,8 +118,7 @@ class Feed:
         self.home = home
         self.worker: str | None = None
         """The worker that was asked last; streams without random access stay there."""
-        self.marks: list[Mark] = []
-        """The marks that workers have sent; feeds of one stream may share the list."""
+        self.marks = FeedMarks()
         self.length: int | None = None
         """How many elements the stream has, once its end was seen."""
         self.used: dict[str, int] | None = None
@@ -311,13 +322,18 @@ class Feed:
             self.next = self.ahead.pop(self.next)
 
     def add_mark(self, mark: Mark) -> None:
-        """Adds a mark; of the marks at or before `next`, only the last is kept."""
-        past = [old for old in self.marks if old.ordinal <= self.next]
-        self.marks[:] = [*past[-1:], *(old for old in self.marks if old.ordinal > self.next), mark]
+        """Adds a mark; of the marks at or before `next`, only the last is kept.
+
+        A mark whose state another worker has replaces none: that worker may be lost.
+        """
+        past = [old for old in self.marks if old.ordinal <= self.next and not old.worker]
+        rest = [old for old in self.marks if old.ordinal > self.next or old.worker]
+        self.marks[:] = [*past[-1:], *rest, mark]
 
     def mark(self, ordinal: int, most: int = MOST_STATE) -> Mark | None:
         """The last mark at `ordinal` or before it whose state has at most `most` bytes."""
-        known = [m for m in self.marks if m.ordinal <= ordinal and len(m.state) <= most]
+        own = [m for m in self.marks if not m.worker]
+        known = [m for m in own if m.ordinal <= ordinal and len(m.state) <= most]
         return max(known, key=lambda mark: mark.ordinal, default=None)
 
     def state(self) -> list[Any]:

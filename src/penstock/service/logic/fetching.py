@@ -102,6 +102,7 @@ class Fetcher:
         self._workers.pop(worker, None)
         self.leaving.discard(worker)
         owed = self._asks.remove_worker(worker)
+        self.hungry = self.hungry or bool(owed)
         for ask in owed:
             self._owed -= ask.stop - ask.at
             ask.feed.lose(ask.at, ask.stop)
@@ -141,6 +142,26 @@ class Fetcher:
         self._asks.clear()
         self._workers = dict.fromkeys(self._workers, 0)
         self._here = self._owed = self._buffered = 0
+        self.hungry = True
+
+    def find_successor(self, worker: str) -> str | None:
+        """The worker that continues the streams of `worker` if that one leaves.
+
+        All clients of a worker choose the same one, as far as they know the same workers: what
+        they read together moves once.
+        """
+        able = [other for other in self._staying() if other != worker] if self._bound else []
+        return max(able, key=lambda other: zlib.crc32(f"{other}/{worker}".encode()), default=None)
+
+    def begin_move(self, feed: Feed, worker: str) -> None:
+        """A worker that leaves still makes a stream, until another one has its state."""
+        feed.marks.moving_from = worker
+
+    def end_move(self, feed: Feed, mark: Mark | None = None) -> None:
+        """A worker that leaves makes nothing more of a stream; others continue from `mark`."""
+        feed.marks.moving_from = ""
+        if mark is not None and not feed.void:
+            feed.add_mark(mark)
         self.hungry = True
 
     def asks(self) -> list[Ask]:
@@ -285,8 +306,14 @@ class Fetcher:
         It then sends a mark, from which another worker continues. Earlier, that worker would have
         to compute the same element.
         """
+        if self._is_moving(feed):
+            return False
         leaving = (ask for ask in self._asks.values() if ask.worker in self.leaving)
         return self._bound and any(ask.feed.marks is feed.marks for ask in leaving)
+
+    def _is_moving(self, feed: Feed) -> bool:
+        """Whether a worker that leaves still makes a stream."""
+        return feed.marks.moving_from in self._workers
 
     def _is_early(self, feed: Feed) -> bool:
         """Whether the first turn of a feed is in a later lap."""
@@ -330,6 +357,9 @@ class Fetcher:
 
     def _worker_for(self, feed: Feed) -> str | None:
         """The worker to ask; None if no worker can take the request now."""
+        if self._is_moving(feed):
+            leaving = feed.marks.moving_from
+            return leaving if self._workers[leaving] < DEPTH else None
         staying = self._staying()
         if not staying:
             return None
@@ -347,7 +377,7 @@ class Fetcher:
             return keeper if self._has_room(keeper, feed) else None
         if self._bound:
             makers = (ask.worker for ask in self._asks.values() if ask.feed.marks is feed.marks)
-            for favourite in (feed.worker, *makers, feed.home):
+            for favourite in (feed.marks.successor, feed.worker, *makers, feed.home):
                 if favourite in able:
                     return favourite if self._has_room(favourite, feed) else None
         worker = min(able, key=lambda w: able[w])
@@ -396,7 +426,11 @@ class Fetcher:
 
     def mark(self, request: int, mark: Mark) -> None:
         """Adds a mark, from which another worker can continue."""
-        if (ask := self._asks.get(request)) is not None:
+        if (ask := self._asks.get(request)) is None:
+            return
+        if mark.worker:
+            self.end_move(ask.feed, mark)
+        else:
             ask.feed.add_mark(mark)
 
     def done(
@@ -463,6 +497,7 @@ class Fetcher:
         elif isinstance(error, UnavailableError):
             self.leaving.add(ask.worker)
             ask.feed.has_moved = True
+            self.end_move(ask.feed)
         else:
             ask.feed.refused[ask.worker] = error
         self.done(request, None)

@@ -18,8 +18,8 @@ from typing import Any
 
 from penstock.errors import DataLossError
 from penstock.plan.shape import GUESS, WHOLE
-from penstock.service.logic.feeds import NOWHERE, Feed
-from penstock.service.protocol.data_messages import Mark, NumberInPiece
+from penstock.service.logic.feeds import NOWHERE, Feed, FeedMarks
+from penstock.service.protocol.data_messages import NumberInPiece
 from penstock.service.protocol.messages import (
     AT_END,
     UNDECIDED,
@@ -396,7 +396,7 @@ class LeaseOrder(FeedOrder):
         """Feeds that are over and whose length was not reported yet."""
         self.finished = False
         """Whether the dispatcher leases nothing more to this client."""
-        self._marks: defaultdict[int, list[Mark]] = defaultdict(list)
+        self._marks: defaultdict[int, FeedMarks] = defaultdict(FeedMarks)
         """By stream, if the plan is not in pieces: it has few streams, and each lease is a feed."""
 
     def grant(self, grants: Iterable[Grant], ends: dict[int, int]) -> None:

@@ -212,6 +212,11 @@ class Marks:
         """Returns the last mark at or before element `ordinal`; the start of the stream is one."""
         return self._marks[bisect_right(self._ordinals(), ordinal) - 1]
 
+    @property
+    def newest(self) -> DecodedMark:
+        """The last mark."""
+        return self._marks[-1]
+
     def remove(self, ordinal: int) -> None:
         """Removes a mark whose state could not be opened; the start of the stream stays."""
         self._marks = [m for m in self._marks if m.ordinal != ordinal or m.ordinal == 0]

@@ -42,13 +42,13 @@ from penstock.engine.numbering import Counting
 from penstock.engine.processes.chunk_memory import Slab
 from penstock.engine.tracebacks import format_for_others
 from penstock.errors import DataLossError, InvalidArgumentError, OpError, UnknownError, kind_of
-from penstock.service.protocol.messages import Message, Plain, Work
+from penstock.service.protocol.messages import Message, Plain, Work, WorkerInfo
 
 LARGE_STATE = 16 << 10
 """Bytes beyond which a state travels only when its worker leaves, and only once."""
 
 MOST_STATE = 128 << 20
-"""Bytes of the largest state that travels."""
+"""Bytes of the largest state that travels through a client."""
 
 
 class Mark(Plain, frozen=True):
@@ -56,10 +56,12 @@ class Mark(Plain, frozen=True):
 
     ordinal: int
     state: bytes
+    worker: str = ""
+    """The worker that was given the state and can continue; then `state` is empty."""
 
     @property
     def is_large(self) -> bool:
-        return len(self.state) > LARGE_STATE
+        return len(self.state) > LARGE_STATE or bool(self.worker)
 
 
 # From the client
@@ -88,6 +90,23 @@ class Fetch(Message, frozen=True):
     most_state: int = LARGE_STATE
     """Bytes of the largest state that a worker that leaves may send. A client that does not say
     this sends every mark with every request, so its marks must be small."""
+    successor: WorkerInfo | None = None
+    """The worker that continues the client's streams if this one leaves; None: as in the last
+    request that had one. A client that says this knows `Mark.worker` and `Progress.moving`."""
+
+
+class AddState(Message, frozen=True):
+    """From a worker that leaves: a part of the state of a task, which its client will read here.
+
+    The worker answers with `Done`. It does not know this message before protocol 2.
+    """
+
+    request: int
+    task: int
+    elements: bytes = b""
+    """Elements that the sender has not sent yet, in the order of their numbers."""
+    mark: Mark | None = None
+    """Behind the last part: the state, with numbers in place of elements."""
 
 
 class Release(Message, frozen=True):
@@ -212,6 +231,17 @@ class Progress(Message, frozen=True):
     """As in `Rows`; the call that runs counts until now."""
     leaves: bool = False
     """Whether the worker is about to stop: it makes this element and then no other."""
+    moving: tuple[int, ...] = ()
+    """Tasks for which it still makes elements, while their states move to another worker."""
+    moved: tuple[MovedTask, ...] = ()
+    """Tasks for which it makes nothing more, and from where other workers continue."""
+
+
+class MovedTask(Plain, frozen=True):
+    """The mark from which another worker continues a task."""
+
+    task: int
+    mark: Mark
 
 
 class Closing(Message, frozen=True):
@@ -220,7 +250,7 @@ class Closing(Message, frozen=True):
     reason: str
 
 
-ToWorker = OpenTask | Fetch | Release | CloseTask
+ToWorker = OpenTask | Fetch | AddState | Release | CloseTask
 ToClient = Rows | Failed | Done | Impossible | Progress | Closing
 
 

@@ -91,6 +91,26 @@ STREAM_POLL = 0.05
 HAND_BACK = 0.005
 """A worker that leaves looks this often for requests that were on their way, to refuse them."""
 
+DRAIN = 30.0
+"""The grace period of a worker that leaves, unless it is told another; `--drain-timeout` does."""
+
+MOVE = 0.5
+"""The fraction of its grace period in which a worker that leaves makes further elements, while the
+states of their streams travel to other workers."""
+
+SWITCH = 1.0
+"""A worker that leaves keeps its last element of a stream for so long, until another worker has
+what has changed in the state since it was sent."""
+
+SHORT_COPY = 0.02
+"""A state that is sent in this time is sent once more, and then the other worker continues."""
+
+IDLE_CURSOR = 0.1
+"""A stream that was at one element for this time, while none was computed, is idle."""
+
+MOVED_STREAM = 600.0
+"""A worker keeps a state that another one handed to it for this time, while the job is read."""
+
 MARK = 0.5
 """A worker saves the state of a stream after this time of work."""
 
@@ -223,6 +243,9 @@ RECONNECT = 2.0
 FIRST_RECONNECT = 0.02
 """The same after a connection was cut; it grows if that happens again."""
 
+HEAR_OUT = 0.5
+"""A reader waits this long for the rest of a message of a worker that is gone."""
+
 WORKER_REFUSAL = 1.0
 """After this time a client asks again a worker that refused its requests."""
 
@@ -338,6 +361,12 @@ def broken_rules(times: Mapping[str, float]) -> list[str]:
         ),
         "a client outwaits several reports of progress": SEVERAL * t["PROGRESS"] < left_worker,
         "a stream outlives the reconnecting of its client": t["IDLE_STREAM"] > t["RECONNECT"],
+        "a worker that leaves has time for its last elements": (
+            SEVERAL * t["SWITCH"] < (1 - t["MOVE"]) * t["DRAIN"]
+        ),
+        "a client waits for a worker that hands over its last element": t["SWITCH"] < left_worker,
+        "a copy that is not short is noticed": t["SHORT_COPY"] < t["IDLE_CURSOR"] < t["SWITCH"],
+        "a state that was moved outlives its reader's pause": t["MOVED_STREAM"] > t["IDLE_STREAM"],
         "a plan process closes before it is killed": (
             t["PLAN_PROCESS_CLOSE"] < t["PLAN_PROCESS_END"]
         ),
