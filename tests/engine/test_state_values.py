@@ -14,7 +14,8 @@ import penstock
 from penstock import Dataset
 from penstock.data import TextLineDataset
 from penstock.element.ragged import Ragged
-from penstock.engine.state_values import decode, encode
+from penstock.engine.contract import copy_state
+from penstock.engine.state_values import ReceivedElements, SentElements, decode, encode
 from penstock.errors import InvalidArgumentError
 
 COUNT = 60
@@ -151,3 +152,52 @@ def test_a_damaged_value_is_refused(changes: dict[str, Any], tmp_path: Path) -> 
     at = {"own": [1, held], "inputs": [None]}
     with pytest.raises(InvalidArgumentError, match="the values in a state are damaged"):
         iter(dataset).load_state_dict({**iter(dataset).state_dict(), "version": 2, "at": at})
+
+
+def pass_on(sent: SentElements, received: ReceivedElements, state: Any) -> tuple[Any, int]:
+    """A state as another process gets it, and how many elements travelled for it."""
+    plain, new = sent.take_new(state)
+    received.add(json.loads(json.dumps(encode(new))))
+    return received.resolve(plain), len(new)
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_several_states_of_a_stream_are_passed_on(plan: str, tmp_path: Path) -> None:
+    dataset = PLANS[plan](tmp_path)
+    sent, received = SentElements(), ReceivedElements()
+    with iter(dataset) as iterator:
+        for _ in range(4):
+            next(iterator)
+            state = decode(iterator.state_dict()["at"])
+            assert repr(pass_on(sent, received, state)[0]) == repr(state)
+
+
+def test_an_element_travels_once() -> None:
+    elements = [{"a": np.full(3, i), "b": (b"x", np.int64(i))} for i in range(9)]
+    sent, received = SentElements(), ReceivedElements()
+    state = {"own": [3, elements[:6]], "inputs": [None, [1, 2]]}
+    assert pass_on(sent, received, copy_state(state))[1] == 6
+    later = {"own": [5, [elements[5], *elements[1:4], *elements[6:8]]], "inputs": [7, []]}
+    found, travelled = pass_on(sent, received, copy_state(later))
+    assert travelled == 2
+    assert repr(found) == repr(later)
+    renamed = {"own": [6, [{"c": element["a"], "b": element["b"]} for element in elements[:2]]]}
+    found, travelled = pass_on(sent, received, renamed)
+    assert travelled == 2
+    assert repr(found) == repr(renamed)
+
+
+def test_an_element_that_is_gone_is_taken_for_no_other_one() -> None:
+    """Another object may have its place in memory, and thereby its identity."""
+    sent, received = SentElements(), ReceivedElements()
+    for number in range(50):
+        state = [[np.full(4, number), np.full(4, -number)]]
+        assert repr(pass_on(sent, received, state)[0]) == repr(state)
+
+
+@pytest.mark.parametrize("number", [-1, 2])
+def test_numbers_of_elements_that_did_not_come(number: int) -> None:
+    received = ReceivedElements()
+    received.add(encode([np.int64(1), np.int64(2)]))
+    with pytest.raises(InvalidArgumentError, match="the values in a state are damaged"):
+        received.resolve({"penstock": {"numbers": np.int64(number).tobytes()}})

@@ -12,6 +12,7 @@ from penstock.element.chunk import Chunk
 from penstock.engine.figures import Figures
 from penstock.errors import DataLossError, UnavailableError
 from penstock.service.host.security import ProcessLoss
+from penstock.service.protocol import timing
 from penstock.service.protocol.data_messages import (
     CHECK_SIZE,
     HEAD_SIZE,
@@ -21,6 +22,7 @@ from penstock.service.protocol.data_messages import (
     check_bytes,
     checksum,
     decode_message,
+    decoder_of_client,
     decoder_of_worker,
     frame,
     is_undamaged,
@@ -33,6 +35,10 @@ from tests.simulation.kernel import Bell, Process
 
 if TYPE_CHECKING:
     from tests.simulation.network import Network
+
+
+_PROBED = timing.KEEP_ALIVE_IDLE + timing.KEEP_ALIVE_INTERVAL * timing.KEEP_ALIVE_PROBES
+"""Seconds after which a system notices that the machine of its peer is gone."""
 
 
 class Peer(Process):
@@ -198,8 +204,13 @@ class Endpoint:
             self._world.at(self._network.delay(), end._break)
 
     def vanish(self) -> None:
-        """Nothing passes any more, and both ends get no signal."""
+        """Nothing passes any more, and both ends get no signal.
+
+        The system of a worker probes its clients, which may be workers, and ends the connection.
+        """
         self._deaf = self.peer._deaf = True
+        if self._decoder is decoder_of_client:
+            self._world.at(_PROBED, self.peer._break)
 
     def abort(self) -> None:
         self._aborted = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from base64 import b64encode
 from typing import Any
 
 import pytest
@@ -608,6 +609,81 @@ def test_a_large_mark_moves_once_and_only_to_a_worker_that_reads() -> None:
         assert [ask.mark for ask in asks] == [large, small, small, small]
     reader.arrive(asks[0].request, 1, Elements(0, 1, 2))
     assert asks[0].feed.mark(9) is small, "a large one is kept no longer than necessary"
+
+
+def read_with(*workers: str) -> tuple[Fetcher, list[Ask]]:
+    """A reader of one stream that is computed in order, and its requests to the first worker."""
+    reader = reading_of("single", [20]).fetcher
+    reader.sizes.record(1, 8, 1.0)
+    for worker in workers:
+        reader.join(worker)
+    [first] = reader.asks()
+    reader.arrive(first.request, 0, Elements(0, 0, 1))
+    reader.mark(first.request, Mark(0, b"small"))
+    reader.done(first.request, None)
+    return reader, reader.asks()
+
+
+def test_a_leaving_worker_is_asked_for_more_of_a_stream_whose_state_moves() -> None:
+    reader, asks = read_with("u", "v")
+    reader.leaving.add("u")
+    reader.begin_move(asks[0].feed, "u")
+    reader.arrive(asks[0].request, 1, Elements(0, 1, 2))
+    reader.done(asks[0].request, None)
+    [more] = reader.asks()
+    assert (more.worker, more.start) == ("u", 5)
+
+
+@pytest.mark.parametrize("told", ["with an element", "between elements"])
+def test_the_worker_that_has_the_state_of_a_stream_continues_it(told: str) -> None:
+    reader, asks = read_with("u", "v", "w")
+    reader.leaving.add("u")
+    reader.begin_move(asks[0].feed, "u")
+    moved = Mark(2, b"", "w")
+    reader.arrive(asks[0].request, 1, Elements(0, 1, 2))
+    if told == "with an element":
+        reader.mark(asks[0].request, moved)
+    else:
+        reader.end_move(asks[0].feed, moved)
+    reader.done(asks[0].request, None)
+    assert reader.asks() == [], "the leaving worker has not refused the rest yet"
+    for ask in asks[1:]:
+        reader.refuse(ask.request, UnavailableError("it stops"), elsewhere=True)
+    again = reader.asks()
+    assert [(ask.worker, ask.start) for ask in again] == [("w", 2), ("w", 3), ("w", 4), ("w", 5)]
+    assert {ask.mark for ask in again} == {Mark(0, b"small")}, "the worker has the other one"
+    assert again[0].feed.small_mark(9) == [0, b64encode(b"small").decode()]
+    # If it is lost, the stream is computed again from the last mark that can be sent.
+    reader.lose("w")
+    again = reader.asks()
+    assert {(ask.worker, ask.mark) for ask in again} == {("v", Mark(0, b"small"))}
+    reader.arrive(again[0].request, 2, Elements(0, 2, 3))
+    assert again[0].feed.marks.successor == "", "it is of no use any more"
+
+
+def test_a_stream_that_its_worker_refuses_moves_no_longer() -> None:
+    """What happened to its state is not known: the worker may have failed to send it."""
+    reader, asks = read_with("u", "v")
+    reader.leaving.add("u")
+    reader.begin_move(asks[0].feed, "u")
+    for ask in asks:
+        reader.refuse(ask.request, UnavailableError("it stops"), elsewhere=True)
+    assert {ask.worker for ask in reader.asks()} == {"v"}
+
+
+def test_clients_choose_the_same_successor_of_a_worker() -> None:
+    one, other = (reading_of("single", [20]).fetcher for _ in range(2))
+    for reader, names in ((one, "uvwx"), (other, "xwvu")):
+        for name in names:
+            reader.join(name)
+    found = {worker: one.find_successor(worker) for worker in "uvwx"}
+    assert found == {worker: other.find_successor(worker) for worker in "uvwx"}
+    assert all(worker != successor for worker, successor in found.items())
+    one.leaving = {found["u"] or "", *"vwx"} - {"u", "v"}
+    assert one.find_successor("u") in ("v", None)
+    one.leaving = {"v", "w", "x"}
+    assert one.find_successor("u") is None
+    assert reading_of("random", [20]).fetcher.find_successor("u") is None
 
 
 def test_the_rest_of_a_request_is_asked_of_another_worker() -> None:
