@@ -1,4 +1,4 @@
-"""Moves: a large state reaches another worker while elements are made, and nothing depends on it."""
+"""Moves: large states reach another worker while elements are made; nothing depends on it."""
 
 import contextlib
 import logging

@@ -158,13 +158,13 @@ class FetchServer:
         )
 
     def begin_moves(self) -> None:
-        """Begins to move large states to the worker that continues; another thread calls this."""
+        """Begins to move large states to the worker that continues, once; any thread calls this."""
         to, successor = self._owner.connect, self._successor
         if to is None or successor is None:
             return
         for task in list(self._tasks.values()):
             stream = task.moving_stream
-            if stream is None:
+            if stream is None or task.is_told:
                 continue
             newest = stream.production.marks.newest
             # Before its first mark, the size of its state is not known.
@@ -261,7 +261,10 @@ class FetchServer:
         message, _ = self._connection.receive()
         match message:
             case Fetch(request, task):
-                self._successor = message.successor or self._successor
+                if message.successor is not None:
+                    self._successor = message.successor
+                    if self._gate.draining:  # It was on its way when this worker was told to leave.
+                        self.begin_moves()
                 makes_more = self._makes_more(self._tasks.get(task))
                 if request in self._accepted or self._gate.enter(makes_more):
                     self._accepted.add(request)

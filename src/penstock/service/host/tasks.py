@@ -190,6 +190,8 @@ class Task:
         self._at = self._stop = 0
         self._received = ReceivedElements()
         """Elements of a state that a worker which leaves is sending."""
+        self._was_idle = False
+        self._idle_mark: Mark | None = None
         self.owes_mark = False
         """Whether the worker leaves and has sent elements without a mark behind them."""
         self.is_told = False
@@ -246,12 +248,12 @@ class Task:
         return self._work
 
     def save_idle_mark(self) -> Mark | None:
-        """A mark where the stream is, if it is idle there, and its last mark was small."""
-        shared = self.moving_stream
-        if shared is None or not shared.production.marks.newest.small:
-            return None
-        at = shared.find_idle()
-        return None if at is None else self.save_mark(at, LARGE_STATE)
+        """A mark where the stream was idle when this was called first, if its state is small."""
+        if not self._was_idle and self.moving_stream is not None:
+            at = self.moving_stream.find_idle()
+            self._was_idle = at is not None
+            self._idle_mark = None if at is None else self.save_mark(at, LARGE_STATE)
+        return self._idle_mark
 
     def add_state(self, part: AddState) -> None:
         """Adds a part of the stream's state, which a worker that leaves has sent."""

@@ -78,6 +78,8 @@ class Fetcher:
         self._silences: dict[tuple[int, int], int] = {}
         """How often workers were silent for too long while they computed these elements."""
         self.blame = Blame()
+        self._successors: dict[str, str | None] = {}
+        """Which worker continues the streams of each worker if it leaves."""
 
     @property
     def takes_turns(self) -> bool:
@@ -100,6 +102,7 @@ class Fetcher:
         to blame; see `Blame`.
         """
         self._workers.pop(worker, None)
+        self._successors.pop(worker, None)
         self.leaving.discard(worker)
         owed = self._asks.remove_worker(worker)
         self.hungry = self.hungry or bool(owed)
@@ -148,10 +151,15 @@ class Fetcher:
         """The worker that continues the streams of `worker` if that one leaves.
 
         All clients of a worker choose the same one, as far as they know the same workers: what
-        they read together moves once.
+        they read together moves once. A client keeps to its choice, because it names it to the
+        worker.
         """
-        able = [other for other in self._staying() if other != worker] if self._bound else []
-        return max(able, key=lambda other: zlib.crc32(f"{other}/{worker}".encode()), default=None)
+        chosen = self._successors.get(worker)
+        if chosen not in self._workers or chosen in self.leaving:
+            able = [other for other in self._staying() if other != worker] if self._bound else []
+            chosen = _keeper(able, worker) if able else None
+            self._successors[worker] = chosen
+        return chosen
 
     def begin_move(self, feed: Feed, worker: str) -> None:
         """A worker that leaves still makes a stream, until another one has its state."""
@@ -373,7 +381,8 @@ class Fetcher:
             return crashed if able.get(crashed, DEPTH) < DEPTH else None
         if self._in_blocks:
             # A worker that is about to join may be the keeper: another one would make it twice.
-            keeper = _keeper({*able, *self.expected} - feed.refused.keys(), feed.asking)
+            block = feed.asking // KEPT_BLOCK
+            keeper = _keeper({*able, *self.expected} - feed.refused.keys(), block)
             return keeper if self._has_room(keeper, feed) else None
         if self._bound:
             makers = (ask.worker for ask in self._asks.values() if ask.feed.marks is feed.marks)
@@ -576,10 +585,10 @@ class Fetcher:
         return not self._promised and self.order.turn() is None
 
 
-def _keeper(workers: Iterable[str], start: int) -> str:
-    """The worker that keeps a block, the same for all trainers: highest random weight."""
-    block = start // KEPT_BLOCK
-    return max(workers, key=lambda worker: zlib.crc32(f"{worker}/{block}".encode()))
+def _keeper(workers: Iterable[str], what: object) -> str:
+    """The worker that keeps a block or continues another's streams, the same for all clients:
+    highest random weight."""
+    return max(workers, key=lambda worker: zlib.crc32(f"{worker}/{what}".encode()))
 
 
 def _place(ask: Ask) -> tuple[int, int]:
