@@ -15,9 +15,9 @@ from penstock.data.dataset import ENVIRONMENT
 from penstock.engine.processes.chunk_memory import host_id
 from penstock.errors import InvalidArgumentError, ResourceExhaustedError
 from penstock.service.host import moves
+from penstock.service.host.admission import DataListener
 from penstock.service.host.data_client import connect_data
 from penstock.service.host.data_connection import Connection
-from penstock.service.host.data_server import DataListener
 from penstock.service.host.fetch_gate import FetchGate
 from penstock.service.host.fetch_server import serve
 from penstock.service.host.tasks import FetchedChunk, Tasks

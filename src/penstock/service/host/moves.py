@@ -152,7 +152,7 @@ class Move:
 
     def _log_failure(self, error: Exception) -> None:
         worker = self._stream.worker
-        _LOG.info(
+        _LOG.warning(
             "worker %s: worker %s did not take over the state of a stream (%s)",
             worker,
             self._successor.address,
