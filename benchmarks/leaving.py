@@ -37,7 +37,7 @@ BEFORE, AFTER = 30, 60
 
 @dataclass(frozen=True)
 class Case:
-    """What is measured: the bytes that a stream holds, the kind of job, and what its reader does."""
+    """What is measured: the megabytes that a stream holds, the kind of job, and its reader."""
 
     megabytes: float
     job: str
@@ -79,7 +79,8 @@ def started(*words: str) -> Iterator[subprocess.Popen[str]]:
     )
     try:
         assert process.stdout is not None
-        process.stdout.readline()
+        if not process.stdout.readline():
+            raise RuntimeError(f"{' '.join(command)} ended at once")
         yield process
     finally:
         process.kill()
