@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from penstock import errors
@@ -73,6 +74,24 @@ def test_dispatcher_and_workers_are_replaced_one_by_one(
 
     assert found[0] + [int(x) for x in ordered] == expected
     assert sorted(found[1] + [int(x) for x in shared]) == expected
+
+
+@pytest.mark.parametrize("forward", [True, False], ids=["upgrade", "rollback"])
+def test_what_a_stream_holds_moves_to_a_worker_of_another_version(
+    stage: Stage, later: Path, forward: bool
+) -> None:
+    first, second = (None, later) if forward else (later, None)
+    stage.dispatcher()
+    worker = stage.own_worker(source=first)
+    in_order = Dataset.range(300).scan(np.int64(0), lambda total, x: (total + x, x))
+    dataset = in_order.map(lambda x: np.full(1 << 10, x)).shuffle(32, seed=1).map(lambda x: x[0])
+    iterator = iter(dataset.apply(stage.distribute()))
+    found = [int(x) for x in islice(iterator, 30)]
+    stage.own_worker(source=second)
+    stage.until(lambda status: len(status["workers"]) == 2)
+    found += [int(x) for x in islice(iterator, 30)]
+    leave(worker)
+    assert found + [int(x) for x in iterator] == [int(x) for x in dataset]
 
 
 def test_a_reader_of_a_later_version_uses_older_servers(stage: Stage, later: Path) -> None:

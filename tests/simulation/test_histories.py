@@ -2,6 +2,7 @@
 
 import pytest
 
+from penstock.service.host.moves import Move
 from tests.effort import times
 from tests.simulation.capacity import measure
 from tests.simulation.histories import History, HistoryFailedError, run
@@ -22,6 +23,29 @@ def test_all_consumers_of_a_round_get_elements_of_one_stream(batch: int) -> None
     """Also where workers join and processes are killed meanwhile."""
     for seed in range(batch * 10, (batch + 1) * 10):
         run(seed, kind="joining")
+
+
+@pytest.mark.parametrize("batch", range(times(2)))
+def test_workers_leave_whose_streams_hold_much(batch: int) -> None:
+    for seed in range(batch * 10, (batch + 1) * 10):
+        run(seed, kind="leaving")
+
+
+def test_states_move_in_some_histories_and_fail_to_move_in_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ends: list[bool] = []
+    move = Move.run
+
+    def note_end(moved: Move) -> None:
+        move(moved)
+        ends.append(moved.mark is not None)
+
+    monkeypatch.setattr(Move, "run", note_end)
+    for seed in range(100, 130):
+        run(seed, kind="leaving")
+    assert ends.count(True) > 2
+    assert ends.count(False) > 2
 
 
 def test_a_reader_that_reads_on_after_errors_stops_at_a_final_one() -> None:

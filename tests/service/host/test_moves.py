@@ -20,7 +20,7 @@ from penstock.service.host.data_client import connect_data
 from penstock.service.host.data_connection import Connection
 from penstock.service.host.fetch_gate import FetchGate
 from penstock.service.host.fetch_server import serve
-from penstock.service.host.tasks import FetchedChunk, Tasks
+from penstock.service.host.tasks import FetchedChunk, Task, Tasks
 from penstock.service.protocol import timing
 from penstock.service.protocol.data_messages import (
     LARGE_STATE,
@@ -194,7 +194,7 @@ def test_the_client_of_an_idle_stream_gets_a_small_state() -> None:
         assert stream
 
 
-@pytest.mark.parametrize("why", ["gone", "leaves", "full", "old"])
+@pytest.mark.parametrize("why", ["gone", "leaves", "full", "old", "dies"])
 def test_without_a_successor_the_state_travels_through_the_client(
     why: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -207,6 +207,7 @@ def test_without_a_successor_the_state_travels_through_the_client(
             "leaves": "about to stop",
             "full": "may hold 0 MB",
             "old": "earlier version",
+            "dies": "data connection to worker",
         }
         if why == "gone":
             new.listener.close()
@@ -214,6 +215,17 @@ def test_without_a_successor_the_state_travels_through_the_client(
             new.gate.close()
         if why == "full":
             new.tasks.pool.most_moved = 0
+        if why == "dies":  # In the middle of the state.
+            monkeypatch.setattr(moves, "PART", 8 << 10)
+            parts = iter(range(3))
+            add = Task.add_state
+
+            def add_or_die(task: Task, part: AddState) -> None:
+                if next(parts, None) is None:
+                    OPEN[-1].abort()
+                add(task, part)
+
+            monkeypatch.setattr(Task, "add_state", add_or_die)
         if why == "old":
             monkeypatch.setattr(moves, "MOVED_STATES", 1 << 30)
         reader = Reader(old, new.info)
@@ -228,6 +240,27 @@ def test_without_a_successor_the_state_travels_through_the_client(
         third = Peer("third", dataset)
         with third.listener:
             assert reader.found + Reader(third).read_all(stop, reader.mark) == expected
+
+
+def test_a_stream_whose_elements_fail_moves_as_well() -> None:
+    def fail(x: int) -> None:
+        if fails:
+            raise ValueError(x)
+
+    fails: list[bool] = []
+    dataset = buffered(made=fail)
+    expected = [int(x) for x in dataset]
+    with peers(dataset) as (old, new):
+        reader = Reader(old, new.info)
+        for start in range(8):
+            reader.read(start)
+        fails.append(True)
+        stop = leave(old, reader, 8)
+        assert old.gate.wait(60)
+        [moved] = [moved for news in reader.news for moved in news.moved]
+        assert moved.mark == Mark(stop, b"", "stays")
+        fails.clear()
+        assert Reader(new).read_all(stop) == expected[stop:]
 
 
 def test_a_client_that_names_no_successor_gets_the_state_as_before() -> None:

@@ -29,6 +29,7 @@ from penstock.engine.whereabouts import Whereabouts, whereabouts
 from penstock.errors import DataLossError, InvalidArgumentError, OpError, UnavailableError
 from penstock.service.host.data_connection import Connection
 from penstock.service.host.fetch_gate import FetchGate
+from penstock.service.host.moves import Move
 from penstock.service.host.tasks import Fetched, FetchedChunk, Task, Tasks
 from penstock.service.host.telemetry import (
     Attributes,
@@ -447,6 +448,8 @@ class FetchServer:
             )
             self._owner.traffic.add(elements=len(part.chunk), nbytes=size)
         else:
+            if self._gate.draining:
+                self._settle(task, part.ordinal + 1)
             own = figures(part.ordinal + 1)
             failed = to_failed(request, part.ordinal, part.fault, began, part.place, own)
             self._connection.send(failed)
@@ -454,18 +457,22 @@ class FetchServer:
 
     def _leave_mark(self, task: Task, stop: int, most_state: int) -> Mark | None:
         """The mark behind the last element of a stream; None if further elements follow."""
-        move = self._gate.find_move(task)
-        if move is not None:
-            move.settle(stop)
-            if move.is_pending:
-                task.owes_mark = True
-                return None
-        task.owes_mark = False
+        move = self._settle(task, stop)
+        if task.owes_mark:
+            return None
         # A client that has named no successor does not know that a state can be elsewhere.
         moved = None if move is None or self._successor is None else move.mark
         mark = moved or task.save_mark(stop, most_state)
         task.is_told = mark is not None
         return mark
+
+    def _settle(self, task: Task, stop: int) -> Move | None:
+        """Notes that the elements before `stop` are made, for the move of their stream."""
+        move = self._gate.find_move(task)
+        if move is not None:
+            move.settle(stop)
+        task.owes_mark = move is not None and move.is_pending
+        return move
 
     def _close_task(self, number: int, finished: bool = False) -> None:
         task = self._tasks.pop(number, None)
