@@ -16,7 +16,7 @@ import pytest
 
 from penstock.data import Dataset
 from penstock.service.host.data_client import Link
-from tests.integration.chaos.cluster import Program
+from tests.integration.chaos.cluster import Program, free_port
 from tests.integration.clusters import until
 from tests.integration.stage import Stage, staged
 
@@ -67,9 +67,9 @@ def read_until_two_workers(
     stage: Stage, iterator: Any, successors: list[Any]
 ) -> tuple[list[int], Program]:
     """Reads until the reader knows a second worker, which it would continue with."""
-    found = [int(next(iterator))]
-    second = stage.own_worker()
-    while not successors:
+    found, port = [int(next(iterator))], free_port()
+    second = stage.own_worker(port)
+    while not any(info.address.endswith(f":{port}") for info in successors):
         found.append(int(next(iterator)))
     return found, second
 
@@ -129,7 +129,6 @@ def test_workers_leave_one_after_the_other(
             worker.signal(signal.SIGTERM)
             assert worker.process.wait(60) == 0
             worker = following
-            successors.clear()
         found += [int(x) for x in iterator]
     assert found == order_of(held)
     lines = [line.split() for line in log.read_text().splitlines()]

@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import selectors
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from typing import Any, NamedTuple
 
 import msgspec
@@ -107,7 +107,8 @@ class Move:
             if not (self.is_pending and self._wants_state):
                 return
             self._wants_state = False
-        saved = self._save(ordinal)
+        with ExitStack() as held:
+            saved = self._save(ordinal, held)
         with self._changed:
             self._given, self._wants_state = saved, saved is None
             self._changed.notify_all()
@@ -115,17 +116,20 @@ class Move:
                 self._changed.wait_for(lambda: not self.is_pending, timing.SWITCH)
                 self._end(None)
 
-    def _save(self, ordinal: int) -> SavedState | None:
-        """None if no cursor is there, or if the move is given up because the state is small."""
-        with self._stream.hold_cursor(ordinal) as cursor:
-            if cursor is None:
-                return None
-            try:
-                saved = SavedState(ordinal, copy_state(cursor.stream.save()))
-                if encode_state(*saved) is None:
-                    return saved
-            except Exception as error:
-                self._stream.warn_of_state(type(error).__name__)
+    def _save(self, ordinal: int, held: ExitStack) -> SavedState | None:
+        """None if no cursor is there, or if the move is given up because the state is small.
+
+        No element is made until `held` is closed.
+        """
+        cursor = held.enter_context(self._stream.hold_cursor(ordinal))
+        if cursor is None:
+            return None
+        try:
+            saved = SavedState(ordinal, copy_state(cursor.stream.save()))
+            if encode_state(*saved) is None:
+                return saved
+        except Exception as error:
+            self._stream.warn_of_state(type(error).__name__)
         with self._changed:
             self._end(None)
         return None
@@ -170,23 +174,25 @@ class Move:
             rounds = 0
             while sender.send(saved) > timing.SHORT_COPY and rounds < _ROUNDS:
                 saved, rounds = self._obtain(), rounds + 1
-            saved = self._obtain(is_last=True)
-            sender.send(saved)
-            with self._changed:
-                self._end(Mark(saved.ordinal, b"", self._successor.worker))
+            with ExitStack() as held:
+                saved = self._obtain(held)
+                sender.send(saved)
+                with self._changed:
+                    self._end(Mark(saved.ordinal, b"", self._successor.worker))
 
     def _newest(self) -> SavedState | None:
         """The state of the last mark that the worker has kept, if it is large."""
         mark = self._stream.production.marks.newest
         return None if mark.small else SavedState(mark.ordinal, mark.state)
 
-    def _obtain(self, is_last: bool = False) -> SavedState:
+    def _obtain(self, held: ExitStack | None = None) -> SavedState:
         """Waits until a thread that makes elements saves a state, or saves it if there is none.
 
-        The stream is idle if it is at one element for a while, between two of them.
+        The stream is idle if it is at one element for a while, between two of them. If it is the
+        last state, no element is made until `held` is closed.
         """
         with self._changed:
-            self._wants_state, self._is_last, self._given = True, is_last, None
+            self._wants_state, self._is_last, self._given = True, held is not None, None
         before = None
         while self._runtime.now() < self._until:
             if (given := self._wait_for_state()) is not None:
@@ -194,7 +200,7 @@ class Move:
             if not self.is_pending or not self._stream.has_cursors:
                 raise NothingToMoveError
             at = self._stream.find_idle()
-            if at is not None and at == before and (saved := self._save_idle(at)) is not None:
+            if at is not None and at == before and (saved := self._save_idle(at, held)) is not None:
                 return saved
             before = at
         raise DeadlineExceededError("it takes too long")
@@ -207,12 +213,13 @@ class Move:
     def _has_news(self) -> bool:
         return self._given is not None or not self.is_pending
 
-    def _save_idle(self, ordinal: int) -> SavedState | None:
+    def _save_idle(self, ordinal: int, held: ExitStack | None) -> SavedState | None:
         with self._changed:
             if not self._wants_state:
                 return None  # A thread that has made an element is about to save the state.
             self._wants_state = False
-        saved = self._save(ordinal)
+        with ExitStack() as own:
+            saved = self._save(ordinal, held or own)
         with self._changed:
             self._wants_state = saved is None
         return saved
