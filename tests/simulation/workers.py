@@ -89,8 +89,9 @@ class Worker(Peer):
         self.running._gate.close(_DRAIN)  # What it begins until then does not count.
         readers, pulls = len(self.connections), self.tasks.pulls
         self.running.drain(_DRAIN)
-        # One thread for each reader may be about to begin an element.
-        if self.tasks.pulls - pulls > readers:
+        # One thread for each reader may be about to begin an element. Of a stream without a mark,
+        # another element may be made until it is known that its state is small.
+        if self.tasks.pulls - pulls > 2 * readers:
             self.world.violated(f"{self.name} works on for {readers} readers, though it leaves")
         self.running.stop()
         self.crash()

@@ -25,6 +25,8 @@ class Reporting(Protocol):
 
     def begin_moves(self) -> None: ...
 
+    def give_up(self, before: float) -> None: ...
+
 
 class ProgressReporter:
     """Calls `report` of all fetch servers in a thread, which runs while there are any."""
@@ -145,8 +147,11 @@ class FetchGate:
         finally:
             self.leave()
         while not self.wait(timing.HAND_BACK):
+            now = self._runtime.now()
             for server in self.reporter.servers:
                 server.hand_back()
+                if now > self._until:
+                    server.give_up(now - timing.SWITCH)
 
     def wait(self, timeout: float | None) -> bool:
         """Blocks until every accepted fetch has ended; returns False after `timeout`."""

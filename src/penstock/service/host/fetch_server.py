@@ -112,6 +112,9 @@ class FetchServer:
         self._sent = 0
         """How many messages were sent."""
         self._reported: tuple[int | None, int] = (None, 0)
+        self._runtime = tasks.pool.runtime
+        self._sending_since: float | None = None
+        """When the thread of this connection began to send; `give_up` reads it without a lock."""
         self._hangup = tasks.pool.runtime.poll()
         self._hangup.register(connection, getattr(select, "POLLRDHUP", 0))
 
@@ -159,17 +162,22 @@ class FetchServer:
         )
 
     def begin_moves(self) -> None:
-        """Begins to move large states to the worker that continues, once; any thread calls this."""
+        """Begins to move large states to the worker that continues, once.
+
+        Another thread calls this when the worker is told to leave.
+        """
+        with self._turn:
+            if self._doing is not None:  # Else the thread of this connection reads.
+                self._read_arrived()  # A request that is on its way may name the successor.
+            self._move_large_states()
+
+    def _move_large_states(self) -> None:
         to, successor = self._owner.connect, self._successor
         if to is None or successor is None:
             return
         for task in list(self._tasks.values()):
             stream = task.moving_stream
-            if stream is None or task.is_told:
-                continue
-            newest = stream.production.marks.newest
-            # Before its first mark, the size of its state is not known.
-            if not newest.small or not newest.ordinal:
+            if stream is not None and not task.is_told and not stream.has_small_state():
                 self._gate.move(stream, task.work, successor, to)
 
     def hand_back(self) -> None:
@@ -196,6 +204,24 @@ class FetchServer:
                     self._waiting.remove(fetch)
                     self._end_request(fetch.request)
 
+    def give_up(self, before: float) -> None:
+        """Ends the connection if it has been sending since `before`: the client does not read.
+
+        Another thread calls this while the worker leaves. The client asks other workers for what
+        it did not receive.
+        """
+        since = self._sending_since
+        if since is not None and since < before:
+            self._connection.abort()
+
+    @contextlib.contextmanager
+    def _note_sending(self) -> Iterator[None]:
+        self._sending_since = self._runtime.now()
+        try:
+            yield
+        finally:
+            self._sending_since = None
+
     def _offer_news(self) -> bool:
         """Tells the client that this worker leaves and where others continue, if that is new.
 
@@ -216,7 +242,8 @@ class FetchServer:
             if news is not None:
                 self._note_told(news)
         if news is not None:
-            self._connection.send(news)
+            with self._note_sending():
+                self._connection.send(news)
 
     def _find_news(self) -> Progress | None:
         tasks = list(self._tasks.items())
@@ -265,7 +292,7 @@ class FetchServer:
                 if message.successor is not None:
                     self._successor = message.successor
                     if self._gate.draining:  # It was on its way when this worker was told to leave.
-                        self.begin_moves()
+                        self._move_large_states()
                 makes_more = self._makes_more(self._tasks.get(task))
                 if request in self._accepted or self._gate.enter(makes_more):
                     self._accepted.add(request)
@@ -307,12 +334,12 @@ class FetchServer:
                 self._doing = request
                 try:
                     task = self._tasks.get(message.task)
-                    leaves = self._gate.draining and not self._makes_more(task)
-                    answer = self._refuse(request) if leaves else self._answer(message)
+                    answer = self._refuse(request) if self._leaves(task) else self._answer(message)
                     self._task = None  # From here on, `hand_back` tells where it continues.
                     if self._gate.draining:
                         self._send_news()
-                    self._connection.send(answer)
+                    with self._note_sending():
+                        self._connection.send(answer)
                 finally:
                     self._end_request(request)
             case AddState():
@@ -401,8 +428,14 @@ class FetchServer:
 
     def _is_over(self) -> bool:
         """Whether no element may be begun."""
-        leaves = self._gate.draining and not self._makes_more(self._task)
-        return self._is_client_gone() or leaves
+        return self._is_client_gone() or self._leaves(self._task)
+
+    def _leaves(self, task: Task | None) -> bool:
+        """Whether this worker leaves, and begins no element of a task."""
+        if not self._gate.draining:
+            return False
+        self._move_large_states()  # The thread that begins moves may not have come to it yet.
+        return not self._makes_more(task)
 
     def _is_client_gone(self) -> bool:
         self._receive_arrived()
@@ -437,26 +470,30 @@ class FetchServer:
             stop = part.start + len(part.chunk)
             # From there, another worker continues what this one leaves.
             left = self._leave_mark(task, stop, fetch.most_state) if self._gate.draining else None
-            size = self._connection.send_rows(
-                request,
-                part.start,
-                with_turns(part.chunk),
-                mark=left or part.mark,
-                seconds=part.seconds,
-                began=began,
-                operators=figures(stop),
-            )
+            with self._note_sending():
+                size = self._connection.send_rows(
+                    request,
+                    part.start,
+                    with_turns(part.chunk),
+                    mark=left or part.mark,
+                    seconds=part.seconds,
+                    began=began,
+                    operators=figures(stop),
+                )
             self._owner.traffic.add(elements=len(part.chunk), nbytes=size)
         else:
             if self._gate.draining:
                 self._settle(task, part.ordinal + 1)
             own = figures(part.ordinal + 1)
             failed = to_failed(request, part.ordinal, part.fault, began, part.place, own)
-            self._connection.send(failed)
+            with self._note_sending():
+                self._connection.send(failed)
             self._owner.traffic.add(failures=1)
 
     def _leave_mark(self, task: Task, stop: int, most_state: int) -> Mark | None:
         """The mark behind the last element of a stream; None if further elements follow."""
+        self._receive_arrived()  # A request that is on its way may name the successor.
+        self._move_large_states()
         move = self._settle(task, stop)
         if task.owes_mark:
             return None

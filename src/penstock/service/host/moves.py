@@ -94,6 +94,8 @@ class Move:
         self._wants_state = self._is_last = False
         """Whether the next state is to be saved, and whether no element is made after that."""
         self._given: SavedState | None = None
+        self._is_unsure = not stream.production.marks.newest.ordinal
+        """Whether the state may be small: before the first mark, its size is not known."""
 
     # Between two elements
 
@@ -101,15 +103,20 @@ class Move:
         """Called before element `ordinal` by a thread that has made the element before it.
 
         Saves the state if it is to be sent next. If it is the last one, blocks until the successor
-        has it; the move is not pending any more then.
+        has it; the move is not pending any more then. If the state is small, no move is needed,
+        and no further element is made.
         """
         with self._changed:
-            if not (self.is_pending and self._wants_state):
+            is_wanted, is_unsure = self._wants_state, self._is_unsure
+            if not self.is_pending or not (is_wanted or is_unsure):
                 return
-            self._wants_state = False
+            self._wants_state = self._is_unsure = False
         with ExitStack() as held:
             saved = self._save(ordinal, held)
         with self._changed:
+            self._is_unsure = is_unsure and saved is None
+            if not is_wanted:
+                return
             self._given, self._wants_state = saved, saved is None
             self._changed.notify_all()
             if saved is not None and self._is_last:

@@ -531,6 +531,23 @@ class WorkerStream:
             idle, cursors = self._idle_cursors(), self.production.cursors
             return idle[-1].at if idle and idle[-1] is cursors[-1] else None
 
+    def has_small_state(self) -> bool:
+        """Whether its state is known to be small, or there is none.
+
+        Before the first mark, a stream that is idle saves its state to find out.
+        """
+        newest = self.production.marks.newest
+        if newest.ordinal or not newest.small:
+            return newest.small
+        if not self.has_cursors:
+            return True
+        at = self.find_idle()
+        if at is None:
+            return False
+        with self.hold_cursor(at) as cursor, contextlib.suppress(Exception):
+            return cursor is not None and encode_state(at, cursor.stream.save()) is not None
+        return False
+
     def _idle_cursors(self) -> list[Cursor]:
         return [c for c in self.production.cursors if not c.busy and c.stream is not None]
 
