@@ -306,6 +306,20 @@ def test_a_move_is_given_up_after_a_part_of_the_grace_period() -> None:
         assert old.gate.wait(60)
 
 
+def test_a_client_that_does_not_read_does_not_hold_up_a_worker_that_leaves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(timing, "SWITCH", 1e-3)
+    large = Dataset.range(COUNT).map(lambda x: np.full(1 << 20, x))
+    with peers(large) as (old, _):
+        connection = dial(old.info, WORK)
+        connection.send(OpenTask(1, WORK))
+        connection.send(Fetch(1, 1, 0, COUNT))
+        until(lambda: any(s._sending_since for s in old.gate.reporter.servers))  # type: ignore[attr-defined]
+        old.gate.close(1e-3)
+        assert old.gate.wait(60)
+
+
 def test_a_stream_that_ends_meanwhile_needs_no_move(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timing, "IDLE_CURSOR", 1e-3)
     monkeypatch.setattr(moves, "StateSender", None)  # None is made.
