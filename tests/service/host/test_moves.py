@@ -183,6 +183,7 @@ def test_the_client_of_an_idle_stream_gets_a_small_state() -> None:
         reader = Reader(old)
         for start in range(200):  # A mark is saved after 64 chunks.
             reader.read(start)
+        until(lambda: all(s._doing is None for s in old.gate.reporter.servers))  # type: ignore[attr-defined]
         old.gate.close()
         assert old.gate.wait(60)
         reader.receive(Progress)
@@ -295,7 +296,8 @@ def test_a_move_is_given_up_after_a_part_of_the_grace_period() -> None:
         thread.start()
         held.wait()
         old.gate.close(0.2)
-        [move] = [old.gate._moves[s] for s in old.tasks.pool.streams.values()] or [None]
+        until(lambda: bool(old.gate._moves))
+        [move] = old.gate._moves.values()
         until(lambda: not move.is_pending)
         assert move.mark is None
         go.set()
