@@ -90,8 +90,8 @@ class Worker(Peer):
         readers, pulls = len(self.connections), self.tasks.pulls
         self.running.drain(_DRAIN)
         # One thread for each reader may be about to begin an element. Of a stream without a mark,
-        # another element may be made until it is known that its state is small.
-        if self.tasks.pulls - pulls > 2 * readers:
+        # another element may be made until it is known that its state is small: it has a move.
+        if self.tasks.pulls - pulls > readers + len(self.running._gate._moves):
             self.world.violated(f"{self.name} works on for {readers} readers, though it leaves")
         self.running.stop()
         self.crash()

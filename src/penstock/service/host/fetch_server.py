@@ -164,7 +164,7 @@ class FetchServer:
     def begin_moves(self) -> None:
         """Begins to move large states to the worker that continues, once.
 
-        Another thread calls this when the worker is told to leave.
+        Another thread calls this when the worker begins to leave.
         """
         with self._turn:
             if self._doing is not None:  # Else the thread of this connection reads.
