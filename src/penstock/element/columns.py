@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock.element import strings
 from penstock.element.datasets import Datasets, is_dataset
 from penstock.element.ragged import Ragged
 from penstock.errors import InvalidArgumentError
@@ -30,9 +31,7 @@ def make_alike(leaves: list[Any]) -> Column:
     """The same as `make`, for leaves that are known to be of one type."""
     first = leaves[0]
     if isinstance(first, bytes):
-        column = np.empty(len(leaves), object)
-        column[:] = leaves
-        return column
+        return strings.make_column(leaves)
     if isinstance(first, np.generic):
         return np.array(leaves, first.dtype)
     if type(first) is not np.ndarray:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from penstock.element.spec import TypeSpec, relax
+from penstock.element.spec import TypeSpec, relax_all
 from penstock.errors import InvalidArgumentError
 
 
@@ -40,10 +40,7 @@ class Datasets:
         return Datasets(self._rows[index]) if isinstance(index, slice) else self._rows[index]
 
     def __leaf_spec__(self) -> TypeSpec:
-        spec = self._rows[0].__leaf_spec__()
-        for row in self._rows[1:]:
-            spec = relax(spec, row.__leaf_spec__())
-        made: TypeSpec = spec.batch(len(self))
+        made: TypeSpec = relax_all(row.__leaf_spec__() for row in self._rows).batch(len(self))
         return made
 
     def __repr__(self) -> str:

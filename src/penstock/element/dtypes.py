@@ -27,6 +27,9 @@ class DType:
 
     __slots__ = ("dtype", "name")
 
+    is_quantized = False
+    is_numpy_compatible = True
+
     def __init__(self, name: str, dtype: np.dtype[Any]) -> None:
         self.name = name
         self.dtype = dtype
@@ -66,14 +69,6 @@ class DType:
     @property
     def is_numeric(self) -> bool:
         return self.dtype.kind in "iufc" or self.name == "bfloat16"
-
-    @property
-    def is_quantized(self) -> bool:
-        return False
-
-    @property
-    def is_numpy_compatible(self) -> bool:
-        return True
 
     @property
     def real_dtype(self) -> DType:

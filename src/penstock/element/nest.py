@@ -6,15 +6,16 @@ No other module may import optree.
 from __future__ import annotations
 
 import dataclasses
+import sys
+import threading
+import time
 import weakref
 from collections.abc import Callable
 from functools import lru_cache, partial
-from types import FunctionType
+from types import CodeType, FrameType, FunctionType
 from typing import Any
 
 import optree
-
-from penstock.element import exit_gate
 
 Tree = optree.PyTreeSpec
 _NAMESPACE = "penstock"
@@ -163,12 +164,59 @@ PAIR: Tree = flatten((0, 0))[1]
 """The structure of a pair."""
 
 
+# The end of the program
+#
+# Python before 3.14 ends a daemon thread that wants to run after the program's end by unwinding its
+# stack. A thread inside C++ code that called Python does not survive this: the C++ runtime aborts
+# the whole process ("terminate called without an active exception", exit status 134). A thread that
+# blocks is left alone, and ends with the process. So a thread that would enter optree while the
+# program ends blocks instead.
+#
+# Joining all threads instead could wait for other machines. An exception in every thread would
+# reach the readers of a worker as an error of their dataset.
+
+_EXIT_SECONDS = 2.0
+"""The most seconds that the end of a program waits for threads inside optree."""
+
+
+def _guard(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns `call` for the calling thread; every other thread that calls it blocks for ever."""
+    return partial(_enter_alone, threading.get_ident(), call)
+
+
+def _enter_alone(ident: int, call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    if threading.get_ident() != ident:
+        threading.Event().wait()
+    return call(*arguments, **options)
+
+
+def _has_thread_inside(codes: set[CodeType]) -> bool:
+    here = threading.get_ident()
+    return any(
+        ident != here and _is_inside(frame, codes) for ident, frame in sys._current_frames().items()
+    )
+
+
+def _is_inside(frame: FrameType | None, codes: set[CodeType]) -> bool:
+    """Whether a thread is in one of the functions, and not blocked by `_enter_alone`."""
+    inside = False
+    while frame is not None:
+        if frame.f_code is _enter_alone.__code__:
+            return False
+        inside = inside or frame.f_code in codes
+        frame = frame.f_back
+    return inside
+
+
 def _close_entries() -> None:
     """Lets no thread but this one enter optree, and waits for the threads inside of it."""
     global _flatten, _unflatten, _map, _flatten_up_to
-    _flatten, _unflatten = exit_gate.guard(_flatten), exit_gate.guard(_unflatten)
-    _map, _flatten_up_to = exit_gate.guard(_map), exit_gate.guard(_flatten_up_to)
-    exit_gate.wait_until_left((flatten, unflatten, sort_keys, flatten_up_to))
+    _flatten, _unflatten = _guard(_flatten), _guard(_unflatten)
+    _map, _flatten_up_to = _guard(_map), _guard(_flatten_up_to)
+    codes = {entry.__code__ for entry in (flatten, unflatten, sort_keys, flatten_up_to)}
+    until = time.monotonic() + _EXIT_SECONDS
+    while _has_thread_inside(codes) and time.monotonic() < until:
+        time.sleep(0.0005)  # The other threads run meanwhile.
 
 
 # At the program's end the newest finalizer runs first, and this module is among the first that

@@ -29,7 +29,7 @@ class Optional:
         self._value = value
         self._spec = element_spec
         self._present = present
-        """What becomes of the answer of `has_value`: ported code gets a tensor."""
+        """Converts the answer of `has_value`: ported code gets a tensor."""
 
     @classmethod
     def from_value(cls, value: Any) -> Optional:

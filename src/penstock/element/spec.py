@@ -6,6 +6,7 @@ with a `TypeSpec` at each leaf; `relax` and `fits` at the end take such structur
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -43,14 +44,12 @@ class TensorShape:
     def rank(self) -> int | None:
         return None if self.dims is None else len(self.dims)
 
+    ndims = rank
+
     @property
     def known(self) -> bool:
         """Whether every dimension is a number."""
         return self.dims is not None and None not in self.dims
-
-    @property
-    def ndims(self) -> int | None:
-        return self.rank
 
     def num_elements(self) -> int | None:
         """The product of all dimensions, if they are known."""
@@ -302,7 +301,7 @@ class TypeSpec:
         return isinstance(other, TypeSpec) and other.fits(self)
 
     def most_specific_common_supertype(self, others: Any) -> TypeSpec | None:
-        """The most specific spec that fits all values of this and of the others, if there is one.
+        """The most specific spec that fits all values of all these specs, if there is one.
 
         >>> TensorSpec([2], np.int64).most_specific_common_supertype([TensorSpec([3], np.int64)])
         TensorSpec(shape=(None,), dtype=tf.int64, name=None)
@@ -328,8 +327,12 @@ class TypeSpec:
 
     @property
     def rows(self) -> int | None:
-        """The leading dimension, if it is known."""
-        return None
+        """The leading dimension, if there is one and it is known."""
+        dims = getattr(self, "shape", _NO_SHAPE).dims
+        return dims[0] if dims else None
+
+
+_NO_SHAPE = TensorShape(None)
 
 
 @dataclass(frozen=True, repr=False)
@@ -392,10 +395,6 @@ class TensorSpec(TypeSpec):
             return self.dtype == dtypes.string and self.shape.fits(())
         dtype = getattr(value, "dtype", None)
         return dtype is not None and self.dtype == dtype and self.shape.fits(np.shape(value))
-
-    @property
-    def rows(self) -> int | None:
-        return self.shape.dims[0] if self.shape.dims else None
 
     def __repr__(self) -> str:
         return f"TensorSpec(shape={self.shape}, dtype={self.dtype!r}, name={self.name!r})"
@@ -471,10 +470,6 @@ class RaggedTensorSpec(TypeSpec):
         pairs = zip(self.shape.dims or (), value.shape, strict=False)
         return all(a is None or b is None or a == b for a, b in pairs)
 
-    @property
-    def rows(self) -> int | None:
-        return self.shape.dims[0] if self.shape.dims else None
-
     def __repr__(self) -> str:
         parts = f"{self.shape!r}, {self.dtype!r}, {self.ragged_rank}, {self.row_splits_dtype!r}"
         return f"RaggedTensorSpec({parts})"
@@ -540,15 +535,15 @@ class DatasetSpec(TypeSpec):
         if not isinstance(other, DatasetSpec):
             return False
         leaves, tree = nest.flatten(self.element_spec)
-        others, other_tree = nest.flatten(other.element_spec)
+        other_leaves, other_tree = nest.flatten(other.element_spec)
         return (
             tree == other_tree
             and other.dataset_shape.fits(self.dataset_shape.dims or ())
-            and all(a.is_subtype_of(b) for a, b in zip(leaves, others, strict=True))
+            and all(a.is_subtype_of(b) for a, b in zip(leaves, other_leaves, strict=True))
         )
 
     def fits(self, value: Any) -> bool:
-        spec = value if isinstance(value, TypeSpec) or value is None else _leaf_spec(value)
+        spec = value.__leaf_spec__() if hasattr(value, "__leaf_spec__") else value
         return (
             isinstance(spec, DatasetSpec)
             and self.dataset_shape.fits(spec.dataset_shape.dims or ())
@@ -559,16 +554,8 @@ class DatasetSpec(TypeSpec):
     def shape(self) -> TensorShape:
         return self.dataset_shape
 
-    @property
-    def rows(self) -> int | None:
-        return self.dataset_shape.dims[0] if self.dataset_shape.dims else None
-
     def __repr__(self) -> str:
         return f"DatasetSpec({self.element_spec!r}, {self.dataset_shape!r})"
-
-
-def _leaf_spec(value: Any) -> Any:
-    return value.__leaf_spec__() if hasattr(value, "__leaf_spec__") else None
 
 
 @dataclass(frozen=True, repr=False)
@@ -639,11 +626,16 @@ def relax(first: Any, second: Any, why: str = "Dataset") -> Any:
     return nest.unflatten(tree, leaves)
 
 
+def relax_all(specs: Iterable[Any], why: str = "Dataset") -> Any:
+    """The most specific structure of specs that fits all; InvalidTypeError if there is none."""
+    return functools.reduce(lambda first, second: relax(first, second, why), specs)
+
+
 def overlap(first: Any, second: Any) -> bool:
     """Whether an element can fit both structures of specs."""
     leaves, tree = nest.flatten(first)
-    others, other_tree = nest.flatten(second)
-    pairs = zip(leaves, others, strict=False)
+    other_leaves, other_tree = nest.flatten(second)
+    pairs = zip(leaves, other_leaves, strict=False)
     return tree == other_tree and all(one.is_compatible_with(other) for one, other in pairs)
 
 

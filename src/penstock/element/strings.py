@@ -18,6 +18,13 @@ def bytes_of(value: Any) -> bytes:
     return value.encode() if isinstance(value, str) else bytes(value)
 
 
+def make_column(items: list[bytes]) -> Array:
+    """Strings as one array, with a row for each."""
+    column = np.empty(len(items), object)
+    column[:] = items
+    return column
+
+
 def from_array(array: Array) -> Array:
     """An array of bytes from an array of strings (dtype S, U or object)."""
     items = array.ravel().tolist()

@@ -201,8 +201,8 @@ def short_repr(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-class _Text(str):
-    """A text that stands for a value where a structure is printed."""
+class Bare(str):
+    """A string whose `repr` has no quotes: the text of a leaf in the text of its structure."""
 
     __slots__ = ()
 
@@ -214,13 +214,13 @@ _MOST_SHOWN = 100
 
 
 def brief(element: Any) -> str:
-    """An element on a part of a line: short values as they are, others by their shape.
+    """An element on a part of a line: short values as they are, long ones by their shape.
 
     >>> brief((np.zeros((224, 224, 3), np.uint8), {"label": np.int64(3), "name": b"a.jpg"}))
     "(uint8[224, 224, 3], {'label': 3, 'name': b'a.jpg'})"
     """
     leaves, tree = nest.flatten(element)
-    text = repr(nest.unflatten(tree, [_Text(_brief_leaf(leaf)) for leaf in leaves]))
+    text = repr(nest.unflatten(tree, [Bare(_brief_leaf(leaf)) for leaf in leaves]))
     return text if len(text) <= _MOST_SHOWN else text[: _MOST_SHOWN - 3] + "..."
 
 
