@@ -49,7 +49,7 @@ DIFFERENT = {
     "device": _NOTHING,
     "init_scope": _NOTHING,
     "name_scope": _NOTHING,
-    "stop_gradient": "the tensor itself",
+    "stop_gradient": "the same values",
     "vectorized_map": "the same as `map_fn`",
     "autograph": "decorators that leave functions alone",
     "config": "what strategies need, and settings without effect",
@@ -66,11 +66,15 @@ DIFFERENT = {
     "config.set_visible_devices": "hides nothing: it accepts all devices, and no GPUs",
     "config.experimental.set_visible_devices": "hides nothing: it accepts all devices, and no GPUs",
     "config.set_logical_device_configuration": "only for the CPU; at any time",
+    **{
+        f"distribute.cluster_resolver.{name}Resolver": "`master()` is the address of worker 0"
+        for name in ("Cluster", "SimpleCluster", "SlurmCluster", "TFConfigCluster")
+    },
     "distribute.cluster_resolver.TPUClusterResolver": "raises a ValueError: it finds no TPU",
     "autograph.set_verbosity": _UNUSED,
     "autograph.experimental.set_loop_options": _UNUSED,
     "autograph.experimental.do_not_convert": "the function itself",
-    "io.VarLenFeature": "ragged rows; one dense row from `parse_single_example`",
+    "io.VarLenFeature": "sparse tensors, which leave `map` as ragged rows, or as one dense row",
     "data.Dataset.map": "random operations in the function draw by the element",
     "data.Dataset.save": "Arrow IPC files",
     "data.Dataset.load": "Arrow IPC files",
@@ -95,16 +99,14 @@ DIFFERENT = {
         f"{module}.decode_{kind}": note
         for module in ("io", "image")
         for kind, note in (
-            ("jpeg", "the exact transform: values may differ by 4; `ratio` must be 1"),
-            ("png", "16 bits become 8; grey of colours may differ by 1"),
+            ("jpeg", "the exact transform: values may differ by 4"),
+            ("png", "grey of colours may differ by 1"),
             ("image", "as `decode_jpeg` and `decode_png`"),
         )
     },
     "strings.regex_replace": "patterns of `re`; `[:punct:]`, `\\p{L}` and others are known",
     "strings.regex_full_match": "patterns of `re`; `[:punct:]`, `\\p{L}` and others are known",
     "sparse.to_dense": "takes ragged rows and arrays as well",
-    "ragged.stack": "only along axis 0",
-    "RaggedTensor.merge_dims": "only the first two dimensions",
     "train.Checkpoint": _FILES,
     "train.CheckpointManager": _FILES,
     "train.latest_checkpoint": _FILES,

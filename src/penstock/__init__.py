@@ -44,7 +44,7 @@ from penstock.element.spec import (
     TensorSpec,
     TypeSpec,
 )
-from penstock.missing_names import missing_from_penstock
+from penstock.missing_names import missing_from_module
 from penstock.shim import (
     cast,
     constant,
@@ -151,7 +151,7 @@ def __getattr__(name: str) -> Any:
     if name == "bfloat16":
         return as_dtype(name)
     if name not in _LOADED_LATER:
-        raise missing_from_penstock(name, __all__)
+        raise missing_from_module("penstock", name, __all__)
     module = importlib.import_module(_LOADED_LATER[name])
     globals()[name] = getattr(module, name, module)
     return globals()[name]

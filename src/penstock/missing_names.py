@@ -6,7 +6,7 @@ import difflib
 import functools
 import inspect
 from collections.abc import Callable, Iterable
-from typing import ParamSpec, TypeVar
+from typing import NoReturn, ParamSpec, TypeVar
 
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
@@ -40,23 +40,20 @@ _INSTEAD = {
     "IndexedSlices": f"pass indices and values as a pair; {_PORTED}",
     "executing_eagerly": "functions are Python and always run as they are written",
     **dict.fromkeys(
-        "math linalg reduce_max reduce_min reduce_any reduce_all reshape concat stack unstack "
-        "expand_dims squeeze transpose tile pad gather boolean_mask where argmax argmin equal less "
-        "greater add subtract multiply divide abs sqrt exp sin cos maximum minimum clip_by_value "
-        "fill eye linspace zeros_like ones_like split reverse roll sort argsort unique identity "
-        "size rank sequence_mask cumsum round floor ceil not_equal logical_and logical_or".split(),
-        _NUMPY,
-    ),
-    **dict.fromkeys(
         (
-            "acos acosh add_n as_string asin asinh assert_equal assert_greater assert_less "
-            "assert_rank atan atan2 atanh bitcast broadcast_dynamic_shape "
-            "broadcast_static_shape broadcast_to case clip_by_norm complex "
-            "control_dependencies cosh debugging dynamic_partition einsum ensure_shape "
+            "math linalg reduce_max reduce_min reduce_any reduce_all reshape concat stack unstack "
+            "expand_dims squeeze transpose tile pad gather boolean_mask where argmax argmin equal "
+            "less greater add subtract multiply divide abs sqrt exp sin cos maximum minimum "
+            "clip_by_value fill eye linspace zeros_like ones_like split reverse roll sort argsort "
+            "unique identity size rank sequence_mask cumsum round floor ceil not_equal "
+            "logical_and logical_or acos acosh add_n as_string asin asinh assert_equal "
+            "assert_greater assert_less assert_rank atan atan2 atanh bitcast "
+            "broadcast_dynamic_shape broadcast_static_shape broadcast_to case clip_by_norm "
+            "complex control_dependencies cosh debugging dynamic_partition einsum ensure_shape "
             "floordiv foldl foldr gather_nd get_static_value greater_equal group identity_n "
             "init_scope less_equal log logical_not map_fn matmul meshgrid name_scope negative "
-            "newaxis no_op norm pow reduce_logsumexp reduce_prod repeat reverse_sequence "
-            "rsqrt saturate_cast scan scatter_nd searchsorted shape_n sigmoid sign sinh slice "
+            "newaxis no_op norm pow reduce_logsumexp reduce_prod repeat reverse_sequence rsqrt "
+            "saturate_cast scan scatter_nd searchsorted shape_n sigmoid sign sinh slice "
             "switch_case tan tanh tensor_scatter_nd_update tensordot timestamp truediv "
             "truncatediv truncatemod unique_with_counts unravel_index vectorized_map Assert "
             "autograph "
@@ -196,30 +193,34 @@ def missing_from_distribute(module: str, name: str, known: Iterable[str]) -> Att
 
 
 def missing_from_module(module: str, name: str, known: Iterable[str]) -> AttributeError:
-    """The error for a name of a public module of `penstock`, which TensorFlow may have.
+    """The error for a name of `penstock` or of a public module of it, which TensorFlow may have.
 
+    >>> print(missing_from_module("penstock", "strings", []))
+    penstock.strings does not exist: elements are bytes; write x.lower(), ...
     >>> print(missing_from_module("data.experimental", "to_variant", []))
     data.experimental.to_variant does not exist: pass datasets as Python objects
     >>> print(missing_from_module("io", "decode_raw", []))
     io.decode_raw does not exist; TensorFlow's names are in `import penstock.tf as tf`
     """
     path = f"{module}.{name}"
-    if path in _IN_MODULES:
-        return attribute_error(f"{path} does not exist: {_IN_MODULES[path]}")
+    instead = _INSTEAD.get(name) if module == "penstock" else _IN_MODULES.get(path)
+    if instead is not None:
+        return attribute_error(f"{path} does not exist: {instead}")
     close = _closest(name, tuple(known))
     return attribute_error(f"{path} does not exist; {_did_you_mean(close) or _OTHERS}")
 
 
-def missing_from_penstock(name: str, known: Iterable[str]) -> AttributeError:
-    """The error for `penstock.name`, which TensorFlow may have.
+def refuse_names(
+    module: str,
+    known: Iterable[str],
+    make_error: Callable[[str, str, Iterable[str]], AttributeError] = missing_from_module,
+) -> Callable[[str], NoReturn]:
+    """The `__getattr__` of a public module, whose errors say what to write instead."""
 
-    >>> print(missing_from_penstock("strings", []))
-    penstock.strings does not exist: elements are bytes; write x.lower(), ...
-    """
-    if name in _INSTEAD:
-        return attribute_error(f"penstock.{name} does not exist: {_INSTEAD[name]}")
-    close = _closest(name, tuple(known))
-    return attribute_error(f"penstock.{name} does not exist; {_did_you_mean(close) or _OTHERS}")
+    def refuse(name: str) -> NoReturn:
+        raise make_error(module, name, known)
+
+    return refuse
 
 
 def missing_from_dataset(

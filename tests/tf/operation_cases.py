@@ -815,6 +815,26 @@ rag.nested_row_splits
 rag.with_values([5, 6, 7, 8])
 rag.get_shape().as_list()
 tf.ragged.constant([[[1], []], [[2, 3]]]).merge_dims(0, 1)
+tf.ragged.constant([[[1], []], [[2, 3]]]).merge_dims(-2, -1)
+tf.ragged.constant([[[1], []], [[2, 3]]])[1:].merge_dims(1, 2)
+tf.ragged.constant([[[1], []], [[2, 3]]]).merge_dims(0, 2)
+tf.ragged.constant([[[[1, 2], [3]], [[4]]], [[[5]]]]).merge_dims(1, 3)
+tf.ragged.constant([[[[1, 2], [3]], [[4]]], [[[5]]]]).merge_dims(2, 3)
+tf.ragged.constant([[[1, 2], [3, 4]], [[5, 6]]], inner_shape=(2,)).merge_dims(1, 2)
+tf.ragged.constant([[[1, 2], [3, 4]], [[5, 6]]], inner_shape=(2,)).merge_dims(0, 2)
+rag.merge_dims(1, 0)
+rag.merge_dims(0, 2)
+tf.ragged.stack([rag, rag * 2], axis=1)
+tf.ragged.stack([rag, rag * 2], axis=-1)
+tf.ragged.stack([rag[1:], rag[1:] * 2], axis=1)
+tf.ragged.stack([rag[2:], rag[2:] * 2], axis=2)
+tf.ragged.stack([rag, rag[:, :1]], axis=2)
+tf.ragged.stack([rag, rag[:2]], axis=1)
+tf.ragged.constant([[[1, 2], [3, 4]], [[5, 6]]], inner_shape=(2,))
+tf.ragged.constant([[[1, 2], [3, 4]], [[5, 6]]], ragged_rank=1)
+tf.ragged.constant([[[1, 2]], []], inner_shape=(2,))
+tf.ragged.constant([[[1, 2], [3]], []], inner_shape=(2,))
+tf.ragged.constant([], ragged_rank=1)
 tf.ragged.map_flat_values(tf.square, rag)
 tf.io.decode_compressed("x")
 tf.io.decode_compressed("x", "LZ")
@@ -992,6 +1012,15 @@ rag[:, tf.newaxis]
 rag[:, 0]
 tf.ragged.constant([[[1, 2], [3]], [[4]]]).row_lengths(axis=2)
 tf.RaggedTensor.from_tensor([[1, 2], [3, 4]], ragged_rank=1).to_list()
+tf.RaggedTensor.from_tensor(tf.reshape(tf.range(12), [2, 2, 3]), ragged_rank=2).to_list()
+tf.RaggedTensor.from_tensor(tf.reshape(tf.range(12), [2, 2, 3]), ragged_rank=2).ragged_rank
+tf.RaggedTensor.from_tensor(tf.reshape(tf.range(12), [2, 2, 3]), ragged_rank=0)
+tf.RaggedTensor.from_tensor(tf.reshape(tf.range(12), [2, 2, 3]), ragged_rank=3)
+tf.RaggedTensor.from_tensor([[[1, 0], [0, 0]], [[2, 3], [4, 0]]], None, 0, 2).to_list()
+tf.RaggedTensor.from_tensor([[[1, 0], [0, 0]], [[2, 3], [4, 0]]], lengths=[1, 2]).to_list()
+tf.RaggedTensor.from_tensor([[[1, 0], [0, 0]], [[2, 3], [4, 0]]], lengths=([1, 2], [1, 2, 0]))
+tf.RaggedTensor.from_tensor([[[1, 0], [0, 0]]], padding=[0, 0]).to_list()
+tf.RaggedTensor.from_tensor([[1, 2]], row_splits_dtype=tf.int32).row_splits
 rag[tf.newaxis, 1:]
 rag[:, tf.newaxis, :1]
 tf.ragged.constant([[[1, 2], [3]], [[4]]])[:, :1]
@@ -1016,6 +1045,14 @@ tf.io.decode_csv("1e60", [[0.5]])
 [g.uniform([2, 3]).numpy() for g in [tf.random.Generator.from_seed(3)] for _ in range(2)]
 [g.uniform([], 0, 9, tf.int64).numpy() for g in [tf.random.Generator.from_seed(3)] for _ in "ab"]
 [g.make_seeds(3).numpy() for g in [tf.random.Generator.from_seed(3)] for _ in range(2)]
+[(g.reset([1, 2, 3]), g.uniform([2]).numpy()) for g in [tf.random.Generator.from_seed(3)]]
+[(g.reset_from_key_counter(4, [1, 0]), g.key) for g in [tf.random.Generator.from_seed(3)]]
+tf.random.Generator.from_key_counter(7, [2, 1], "philox").uniform([1])
+tf.random.Generator.from_key_counter(7, [2, 1], "philox").state.numpy()
+tf.random.Generator.from_seed(3).algorithm
+tf.random.Generator(state=[1, 2, 3], alg="philox").uniform([2])
+tf.random.Generator(copy_from=tf.random.Generator.from_seed(8)).uniform([2])
+tf.random.Generator.from_seed(3).reset([1, 2])
 tf.reduce_mean(tf.constant(np.full((4, 4, 3), 200, np.uint8)))
 tf.reduce_mean(tf.constant(np.full((4, 3), -100, np.int8)), axis=0)
 tf.reduce_mean(tf.constant(np.full((4, 3), 60000, np.uint16)), axis=1, keepdims=True)

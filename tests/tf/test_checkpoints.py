@@ -36,6 +36,16 @@ def test_iterators_and_variables_continue(tmp_path):
     assert other.save_counter == 1
 
 
+def test_generators_continue(tmp_path):
+    generator = tf.random.Generator.from_seed(3)
+    checkpoint = tf.train.Checkpoint(generator=generator)
+    generator.uniform([5])
+    path = checkpoint.save(tmp_path / "ckpt")
+    numbers = generator.uniform([2]).numpy().tolist()
+    checkpoint.restore(path).assert_consumed()
+    assert generator.uniform([2]).numpy().tolist() == numbers
+
+
 def test_buffered_elements_are_saved(tmp_path):
     def strings():
         dataset = tf.data.Dataset.range(30).map(tf.strings.as_string)

@@ -2,6 +2,7 @@
 
 import collections
 import inspect
+import threading
 
 import numpy as np
 import pytest
@@ -29,6 +30,36 @@ def test_functions_and_loops_get_tensors():
     assert set(seen) == {(tf.Tensor, tf.Tensor)}
     assert rows[1]["y"].numpy() == 4
     assert rows[1]["s"].numpy() == b"b!"
+
+
+WIDE = tf.data.Dataset.from_tensor_slices({name: np.arange(1000) for name in "abcdefgh"})
+
+
+def test_an_iterator_can_be_saved_between_any_elements_of_many_leaves():
+    iterator = iter(WIDE)
+    for number in range(0, 1000, 41):
+        resumed = iter(WIDE)
+        resumed.load_state_dict(iterator.state_dict())
+        assert resumed.position == iterator.position == number
+        assert int(next(resumed)["h"]) == number
+        for _ in range(41):
+            next(iterator, None)
+    assert next(iterator, None) is None
+
+
+def test_threads_share_elements_of_many_leaves():
+    iterator, seen = iter(WIDE.repeat(5)), []
+
+    def read():
+        for element in iterator:
+            seen.append(int(element["a"]))
+
+    threads = [threading.Thread(target=read) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(seen) == sorted([*range(1000)] * 5)
 
 
 def test_every_kind_of_element_is_wrapped():

@@ -41,8 +41,10 @@ def constant(value: Any, dtype: Any = None, shape: Any = None, name: str | None 
 
 def _reshape(leaf: Any, dims: tuple[int, ...]) -> Any:
     if np.size(leaf) == 1:
-        one = leaf if isinstance(leaf, bytes) else leaf.reshape(())[()]
-        return scalar(np.full(dims, one, dtype_of(leaf).dtype))
+        # Not `np.full`: it makes strings of NumPy of bytes, which have no trailing zero bytes.
+        filled = np.empty(dims, dtype_of(leaf).dtype)
+        filled[...] = leaf if isinstance(leaf, bytes) else leaf.reshape(())[()]
+        return scalar(filled)
     if np.size(leaf) != math.prod(dims):
         raise InvalidTypeError(f"constant: {np.size(leaf)} values cannot fill the shape {dims}")
     return leaf.reshape(dims)

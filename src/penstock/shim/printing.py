@@ -10,8 +10,8 @@ from typing import Any, TextIO
 
 import numpy as np
 
-from penstock.element.chunk import Bare
 from penstock.element.ragged import Ragged
+from penstock.element.values import Bare
 from penstock.errors import InvalidArgumentError
 
 

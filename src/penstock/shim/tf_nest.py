@@ -6,13 +6,13 @@ With `expand_composites`, the values of a `PerReplica` (or `Mirrored`) are leave
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from penstock.distribute.values.per_replica import Mirrored, PerReplica
 from penstock.distribute.values.trees import Container, container_of
 from penstock.element.values import short_repr
 from penstock.errors import InvalidArgumentError, InvalidTypeError
-from penstock.missing_names import missing
+from penstock.missing_names import missing, refuse_names
 
 __all__ = ["assert_same_structure", "flatten", "is_nested", "map_structure", "pack_sequence_as"]
 
@@ -133,6 +133,4 @@ def _order(structure: Any, count: int) -> Sequence[int]:
 
 
 if not TYPE_CHECKING:  # A type checker would take any name.
-
-    def __getattr__(name: str) -> NoReturn:
-        raise missing("nest", name, __all__)
+    __getattr__ = refuse_names("nest", __all__, missing)

@@ -19,7 +19,7 @@ from penstock.shim import arrays as plain
 from penstock.shim.literals import cast_array, is_literal
 from penstock.tf.operations import axes, dims, elementwise, integer, numbers, operation
 from penstock.tf.ragged_shapes import DynamicRaggedShape
-from penstock.tf.ragged_values import RaggedTensor, SparseTensor
+from penstock.tf.ragged_values import RaggedTensor, SparseTensor, plain_rows, stack_rows
 from penstock.tf.values import (
     Array,
     Tensor,
@@ -88,23 +88,21 @@ def cast(x: Any, dtype: Any, name: str | None = None) -> Any:
 
 @elementwise
 def saturate_cast(value: Any, dtype: Any, name: str | None = None) -> Any:
-    """The values in another dtype; those that do not fit become its least or greatest value."""
+    """The values in another dtype; a value that does not fit becomes its least or greatest."""
     array, target = to_array(value), as_dtype(dtype)
     if target.is_integer and array.dtype.kind in "iuf":
-        limits = np.iinfo(target.dtype)
-        array = np.clip(
-            array.astype(np.float64) if array.dtype.kind == "f" else array,
-            *limits_in(array, limits),
-        )
+        wide = array.astype(np.float64) if array.dtype.kind == "f" else array
+        array = clip_to_integers(wide, target.dtype)
     return cast_array(array, target)
 
 
-def limits_in(array: Array, limits: Any) -> tuple[Any, Any]:
-    """The least and greatest value of a dtype, as far as the array's own dtype has them."""
+def clip_to_integers(array: Array, dtype: np.dtype[Any]) -> Array:
+    """The numbers; a number that a dtype of integers does not have becomes its nearest value."""
+    limits = np.iinfo(dtype)
     if array.dtype.kind == "f":
-        return float(limits.min), float(limits.max)
+        return np.clip(array, float(limits.min), float(limits.max))
     own = np.iinfo(array.dtype)
-    return max(limits.min, own.min), min(limits.max, own.max)
+    return np.clip(array, max(limits.min, own.min), min(limits.max, own.max))
 
 
 @operation
@@ -229,7 +227,7 @@ def rank(input: Any, name: str | None = None) -> Any:
 
 @operation
 def reshape(tensor: Any, shape: Any, name: str | None = None) -> Any:
-    """The same values in another shape; -1 stands for what is left."""
+    """The same values in another shape; a size of -1 is computed from the number of values."""
     if isinstance(shape, DynamicRaggedShape):
         return shape.fill(to_array(tensor))
     array, wanted = to_array(tensor), dims("reshape", shape)
@@ -292,38 +290,36 @@ def _squeeze_ragged(rows: RaggedTensor, axis: int | None) -> Any:
     return rows.values if place else rows[0]
 
 
+@operation
 def concat(values: Any, axis: Any, name: str | None = None) -> Any:
     """Tensors one after another along an existing dimension."""
     if isinstance(values, list | tuple) and any(isinstance(one, RaggedTensor) for one in values):
-        return _concat_ragged(list(values), int(axis))
-    return _concat(values, axis)
-
-
-def _concat(values: Any, axis: Any) -> Any:
-    arrays = _alike("concat", values)
+        return _concat_ragged(values, int(axis))
+    arrays = _to_one_dtype("concat", values)
     if arrays[0].ndim == 0:
         raise InvalidArgumentError("tf.concat: needs tensors with dimensions, got single values")
     place, rank = integer("concat", "axis", axis), arrays[0].ndim
     if not -rank <= place < rank:
         raise InvalidArgumentError(f"tf.concat: axis must be in [{-rank}, {rank}), got {place}")
-    try:
-        return as_tensor(np.concatenate(arrays, place))
-    except ValueError as error:
-        raise InvalidArgumentError(f"tf.concat: {error}") from error
+    return np.concatenate(arrays, place)
 
 
-def _concat_ragged(values: list[Any], axis: int) -> RaggedTensor:
-    parts = [
-        one if isinstance(one, RaggedTensor) else RaggedTensor.from_tensor(one) for one in values
-    ]
+def _concat_ragged(values: Any, axis: int) -> RaggedTensor:
+    parts = _as_ragged(values)
     if axis == 0:
-        return RaggedTensor(Ragged.concat([part.ragged for part in parts]))
-    rows = zip(*(part.ragged for part in parts), strict=True)
-    return RaggedTensor(Ragged.from_rows([np.concatenate(row) for row in rows]))
+        return RaggedTensor(Ragged.concat(parts))
+    return stack_rows([np.concatenate(row) for row in zip(*parts, strict=True)])
 
 
-def _alike(call: str, values: Any) -> list[Array]:
-    """Tensors of one dtype; Python's numbers get the dtype of the others."""
+def _as_ragged(values: Any) -> list[Ragged]:
+    return [
+        one.ragged if isinstance(one, RaggedTensor) else RaggedTensor.from_tensor(one).ragged
+        for one in values
+    ]
+
+
+def _to_one_dtype(call: str, values: Any) -> list[Array]:
+    """Tensors of one dtype; Python's numbers get the dtype of the tensors."""
     if isinstance(values, Tensor | np.ndarray):
         return [to_array(one) for one in values] if np.ndim(values) else [to_array(values)]
     dtype = operand_dtype(f"tf.{call}", values)
@@ -342,14 +338,11 @@ def stack(values: Any, axis: Any = 0, name: str | None = "stack") -> Any:
     if int(axis) == 0 and has_any(list_leaves(values), (Tensor, bool, int, float)):
         with contextlib.suppress(InvalidArgumentError, InvalidTypeError):
             return to_array(list(values), None, "tf.stack")
-    return np.stack(_alike("stack", values), int(axis))
+    return np.stack(_to_one_dtype("stack", values), int(axis))
 
 
 def _stack_ragged(values: Any, axis: int) -> RaggedTensor:
-    parts = [
-        one.ragged if isinstance(one, RaggedTensor) else RaggedTensor.from_tensor(one).ragged
-        for one in values
-    ]
+    parts = _as_ragged(values)
     if axis == 0:
         return RaggedTensor(Ragged.from_rows(parts))
     if axis != 1:
@@ -406,23 +399,21 @@ def pad(
         )
     if (widths < 0).any():
         raise InvalidArgumentError(f"tf.pad: paddings must not be negative, got {widths.tolist()}")
-    if mode.upper() != "CONSTANT":
-        modes: dict[str, Any] = {"REFLECT": "reflect", "SYMMETRIC": "symmetric"}
-        if mode.upper() not in modes:
-            raise InvalidArgumentError(
-                f"tf.pad: mode must be CONSTANT, REFLECT or SYMMETRIC, got {mode}"
-            )
-        _check_mirror(array, widths, int(mode.upper() == "REFLECT"))
-        return np.pad(array, widths, modes[mode.upper()])
+    how: Any = mode.lower()
+    if how not in ("constant", "reflect", "symmetric"):
+        raise InvalidArgumentError(
+            f"tf.pad: mode must be CONSTANT, REFLECT or SYMMETRIC, got {mode}"
+        )
+    if how != "constant":
+        _check_mirror(array, widths, int(how == "reflect"))
+        return np.pad(array, widths, how)
     filling = b"" if array.dtype.kind == "O" and constant_values == 0 else constant_values
     value = to_array(filling, array.dtype, "pad")
-    result = np.empty(
-        [a + b + n for (a, b), n in zip(widths, array.shape, strict=True)], array.dtype
-    )
+    pairs = list(zip(widths.tolist(), array.shape, strict=True))
+    result = np.empty([before + size + after for (before, after), size in pairs], array.dtype)
     result[...] = value
-    result[
-        tuple(builtins.slice(a, a + n) for (a, _), n in zip(widths, array.shape, strict=True))
-    ] = array
+    inside = [builtins.slice(before, before + size) for (before, _), size in pairs]
+    result[tuple(inside)] = array
     return result
 
 
@@ -436,22 +427,14 @@ def _check_mirror(array: Array, widths: Array, edge: int) -> None:
 @operation
 def tile(input: Any, multiples: Any, name: str | None = None) -> Any:
     """The tensor several times along each dimension."""
-    if isinstance(input, RaggedTensor):
-        return _tile_ragged(input, dims("tile", multiples))
-    array, times = to_array(input), dims("tile", multiples)
-    if len(times) != array.ndim:
-        raise InvalidArgumentError(
-            f"tf.tile: multiples must have {array.ndim} values, got {len(times)}"
-        )
-    return np.tile(array, times)
-
-
-def _tile_ragged(rows: RaggedTensor, times: tuple[int, ...]) -> RaggedTensor:
+    rows, times = plain_rows(input), dims("tile", multiples)
     if len(times) != len(rows.shape):
         raise InvalidArgumentError(
             f"tf.tile: multiples must have {len(rows.shape)} values, got {len(times)}"
         )
-    return RaggedTensor(_tile_rows(rows.ragged, times))
+    if isinstance(rows, Ragged):
+        return RaggedTensor(_tile_rows(rows, times))
+    return np.tile(rows, times)
 
 
 def _tile_rows(rows: Any, times: tuple[int, ...]) -> Any:

@@ -9,13 +9,12 @@ from typing import Any
 import numpy as np
 
 from penstock.element.dtypes import DType, as_dtype
-from penstock.element.ragged import Ragged
 from penstock.element.spec import RaggedTensorSpec, TensorSpec
 from penstock.errors import InvalidArgumentError, InvalidTypeError, UnfitTypeError
 from penstock.shim import printing, tf_nest
 from penstock.tf.operations import integer
 from penstock.tf.ported_functions import unwrap
-from penstock.tf.ragged_values import RaggedTensor
+from penstock.tf.ragged_values import RaggedTensor, stack_rows
 from penstock.tf.values import as_tensor, to_array
 
 
@@ -31,12 +30,11 @@ def _values(result: Any) -> Any:
     if result is None or isinstance(result, RaggedTensor):
         return result
     return tf_nest.map_structure(
-        lambda leaf: as_tensor(to_array(leaf)) if _is_value(leaf) else leaf, result
+        lambda leaf: as_tensor(to_array(leaf)) if isinstance(leaf, _VALUES) else leaf, result
     )
 
 
-def _is_value(leaf: Any) -> bool:
-    return isinstance(leaf, bool | int | float | complex | str | bytes | np.ndarray | np.generic)
+_VALUES = bool | int | float | complex | str | bytes | np.ndarray | np.generic
 
 
 def case(
@@ -59,11 +57,9 @@ def switch_case(
     branch_index: Any, branch_fns: Any, default: Any = None, name: str | None = None
 ) -> Any:
     """What the function with the number `branch_index` returns; by default, the last one."""
-    pairs = branch_fns.items() if isinstance(branch_fns, dict) else branch_fns
-    listed = list(pairs)
-    if listed and not isinstance(listed[0], tuple):
-        listed = list(enumerate(listed))
-    functions = dict(listed)
+    listed = list(branch_fns.items() if isinstance(branch_fns, dict) else branch_fns)
+    is_numbered = bool(listed) and isinstance(listed[0], tuple)
+    functions = dict(listed if is_numbered else enumerate(listed))
     last = default if default is not None else functions[max(functions)]
     return functions.get(integer("switch_case", "branch_index", branch_index), last)()
 
@@ -110,13 +106,13 @@ def map_fn(
     if not rows:
         like = elems if declared is None else declared
         return tf_nest.map_structure(lambda one: as_tensor(np.zeros(0, _dtype_of(one))), like)
-    specs = None if declared is None else tf_nest.flatten(declared)
     columns = list(zip(*(tf_nest.flatten(row) for row in rows), strict=True))
-    kinds = [None] * len(columns) if specs is None or len(specs) != len(columns) else specs
+    are_ragged = [False] * len(columns)
     if declared is None and any(isinstance(one, RaggedTensor) for one in leaves):
-        made = [_stack_rows(column) for column in columns]
-    else:
-        made = [_stack_results(column, one) for column, one in zip(columns, kinds, strict=True)]
+        are_ragged = [_has_rows(column) for column in columns]
+    elif declared is not None and len(specs := tf_nest.flatten(declared)) == len(columns):
+        are_ragged = [isinstance(spec, RaggedTensorSpec) for spec in specs]
+    made = list(map(_stack_results, columns, are_ragged))
     return tf_nest.pack_sequence_as(rows[0], made)
 
 
@@ -125,22 +121,15 @@ def _dtype_of(value: Any) -> Any:
     return to_array(value).dtype if kind is None else as_dtype(kind).dtype
 
 
-def _stack_results(column: Sequence[Any], spec: Any) -> Any:
-    """The results of all rows: of a ragged spec as ragged rows, otherwise in one array."""
-    if not isinstance(spec, RaggedTensorSpec):
-        return as_tensor(np.stack([to_array(one) for one in column]))
-    return _stack_ragged(column)
+def _has_rows(column: Sequence[Any]) -> bool:
+    return any(isinstance(one, RaggedTensor) or np.ndim(one) for one in column)
 
 
-def _stack_rows(column: Sequence[Any]) -> Any:
-    """The results of all rows of a ragged tensor: ragged, unless they are single values."""
-    is_ragged = any(isinstance(one, RaggedTensor) or np.ndim(one) for one in column)
-    return _stack_ragged(column) if is_ragged else _stack_results(column, None)
-
-
-def _stack_ragged(column: Sequence[Any]) -> RaggedTensor:
-    rows = [one.ragged if isinstance(one, RaggedTensor) else to_array(one) for one in column]
-    return RaggedTensor(Ragged.from_rows(rows))
+def _stack_results(column: Sequence[Any], is_ragged: bool) -> Any:
+    """The results of all rows: as ragged rows, or in one array."""
+    if is_ragged:
+        return stack_rows(column)
+    return as_tensor(np.stack([to_array(one) for one in column]))
 
 
 vectorized_map = map_fn
@@ -149,10 +138,8 @@ vectorized_map = map_fn
 def foldl(fn: Callable[..., Any], elems: Any, initializer: Any = None, **_: Any) -> Any:
     """One value from all rows: `fn` of the value so far and the next row."""
     rows = list(as_tensor(to_array(elems)))
-    state = rows.pop(0) if initializer is None else _values(initializer)
-    for row in rows:
-        state = _values(fn(state, row))
-    return state
+    first = rows.pop(0) if initializer is None else _values(initializer)
+    return functools.reduce(lambda state, row: _values(fn(state, row)), rows, first)
 
 
 def py_function(
@@ -215,7 +202,7 @@ def _is_decorator(call: str, func: Any, inp: Any, types: Any) -> bool:
 
 
 def _decorator(call: Callable[..., Any], types: Any) -> Callable[..., Any]:
-    """Makes a function one that is called by `py_function` or `numpy_function`."""
+    """A decorator: the function is called by `py_function` or `numpy_function`."""
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
@@ -261,7 +248,7 @@ def _convert(value: Any, dtype: Any) -> Any:
 
 
 def _as_declared(value: Any, dtype: Any, call: str) -> Any:
-    """A result with its dtype; one that does not fit is a wrong argument, as in TensorFlow."""
+    """A result with its dtype; a result that does not fit raises InvalidArgumentError."""
     try:
         return as_tensor(to_array(value, as_dtype(dtype), call))
     except InvalidTypeError as error:

@@ -39,7 +39,7 @@ def decode_csv(
     """
     lines = texts("io.decode_csv", records)
     columns = [_Column(number, one, na_value) for number, one in enumerate(record_defaults)]
-    quoting = csv.QUOTE_MINIMAL if use_quote_delim else csv.QUOTE_NONE
+    quoting: Any = csv.QUOTE_MINIMAL if use_quote_delim else csv.QUOTE_NONE
     decoded = [line.decode(*_ENCODING) for line in lines.ravel().tolist()]
     pattern = _pattern_of_lines(field_delim, use_quote_delim)
     for place, line in enumerate(decoded):
@@ -47,7 +47,7 @@ def decode_csv(
             raise InvalidArgumentError(
                 f"tf.io.decode_csv: a field in record {place} has quotes or line breaks inside"
             )
-    rows = [_fields(line, field_delim, quoting) for line in decoded]
+    rows = list(csv.reader(decoded, delimiter=field_delim, quoting=quoting))
     if select_cols is not None:
         rows = [_select(row, select_cols) for row in rows]
     for place, row in enumerate(rows):
@@ -60,10 +60,6 @@ def decode_csv(
         as_tensor(column.read([row[column.number] for row in rows]).reshape(lines.shape))
         for column in columns
     ]
-
-
-def _fields(line: str, delimiter: str, quoting: Any) -> list[str]:
-    return next(csv.reader([line], delimiter=delimiter, quoting=quoting))
 
 
 @functools.cache

@@ -76,16 +76,12 @@ class FunctionOfTensors:
         declared = getattr(self._call, "input_signature", None)
         if not args and not kwargs and declared is not None:
             args = declared
-        return bind_specs(self, args, kwargs)
+        return ConcreteFunction(self, args, kwargs)
 
     def __get__(self, instance: Any, owner: type | None = None) -> FunctionOfTensors:
-        return self if instance is None else FunctionOfTensors(self._bind(instance, owner))
-
-    def _bind(self, instance: Any, owner: type | None) -> Callable[..., Any]:
-        if not hasattr(self._call, "__get__"):
-            return self._call
-        bound: Callable[..., Any] = self._call.__get__(instance, owner)
-        return bound
+        if instance is None or not hasattr(self._call, "__get__"):
+            return self
+        return FunctionOfTensors(self._call.__get__(instance, owner))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         try:
@@ -129,17 +125,6 @@ def _convert(value: Any) -> Any:
 _CONSTANTS = int | float | complex | str | bytes | None
 
 
-def bind_specs(called: Callable[..., Any], args: Any, kwargs: Any) -> ConcreteFunction:
-    """The function for arguments of these specs, or of the specs of these tensors."""
-    signature = inspect.signature(called)
-    try:
-        bound = signature.bind(*args, **kwargs)
-    except TypeError as error:
-        raise InvalidTypeError(f"function.get_concrete_function: {error}") from None
-    bound.apply_defaults()
-    return ConcreteFunction(called, signature, bound)
-
-
 class ConcreteFunction:
     """A function for arguments of known specs; Python's values among them are fixed.
 
@@ -150,15 +135,17 @@ class ConcreteFunction:
     (np.int32(8), 2)
     """
 
-    def __init__(
-        self,
-        called: Callable[..., Any],
-        signature: inspect.Signature,
-        bound: inspect.BoundArguments,
-    ) -> None:
+    def __init__(self, called: Callable[..., Any], args: Any, kwargs: Any) -> None:
         functools.update_wrapper(self, called, updated=())
-        self._called, self._signature = called, signature
-        self._specs = {name: _specs_of(value) for name, value in bound.arguments.items()}
+        self._called, self._signature = called, inspect.signature(called)
+        try:
+            bound = self._signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise InvalidTypeError(f"function.get_concrete_function: {error}") from None
+        bound.apply_defaults()
+        self._specs = {
+            name: nest.map_structure(_spec_of, value) for name, value in bound.arguments.items()
+        }
 
     @property
     def structured_input_signature(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -182,13 +169,8 @@ class ConcreteFunction:
         return self._called(*bound.args, **bound.kwargs)
 
 
-def _specs_of(value: Any) -> Any:
-    """An argument with specs in the place of tensors."""
-    leaves, tree = nest.flatten(value)
-    return nest.unflatten(tree, [_spec_of(leaf) for leaf in leaves])
-
-
 def _spec_of(leaf: Any) -> Any:
+    """The spec of a tensor; other values of an argument stay as they are."""
     if isinstance(leaf, np.ndarray | np.generic):
         leaf = as_tensor(leaf)
     if isinstance(leaf, Tensor | Variable):

@@ -26,7 +26,7 @@ class PortedReplicaContext(ReplicaContext):
         return as_tensor(np.int32(self._id))
 
     def _merge(self, *args: Any) -> Any:
-        # The context that replicas meet in is the one that `Strategy.run` made.
+        # Replicas meet in the context that `Strategy.run` made.
         return self._plain._merge(*args)
 
 

@@ -87,7 +87,7 @@ class _Search:
         if (function.__module__ or "").startswith(("numpy", "penstock.")):
             return False
         cells = [cell.cell_contents for cell in function.__closure__ or () if not is_empty(cell)]
-        names = set(_names(function.__code__))
+        names = {name for code in codes_of(function.__code__) for name in code.co_names}
         if any(name in _DRAWING or name.startswith("random_") for name in names):
             return True
         values = [function.__globals__[name] for name in names if name in function.__globals__]
@@ -101,8 +101,3 @@ class _Search:
         methods = [part for part in vars(kind).values() if isinstance(part, types.FunctionType)]
         state = list(getattr(value, "__dict__", {}).values()) if kind is not value else []
         return any(self.draws(part) for part in [*methods, *state])
-
-
-def _names(code: types.CodeType) -> Iterator[str]:
-    for part in codes_of(code):
-        yield from part.co_names

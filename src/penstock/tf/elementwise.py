@@ -8,22 +8,13 @@ from typing import Any
 import numpy as np
 
 from penstock.element.dtypes import as_dtype
-from penstock.errors import InternalError, InvalidArgumentError, InvalidTypeError
+from penstock.errors import InternalError, InvalidArgumentError, InvalidTypeError, OpError
 from penstock.tf.operations import binary, elementwise, numbers, on_both, operation, unary
 from penstock.tf.values import Array, check_matrices, divide_arrays, match_operands, to_array
 
-
-def _sigmoid(x: Array) -> Any:
-    return 1 / (1 + np.exp(-x))
-
-
-def _rsqrt(x: Array) -> Any:
-    return 1 / np.sqrt(x)
-
-
 abs = unary("abs", np.abs, "iufc")
 sqrt = unary("sqrt", np.sqrt)
-rsqrt = unary("rsqrt", _rsqrt)
+rsqrt = unary("rsqrt", lambda x: 1 / np.sqrt(x))
 square = unary("square", np.square, "iufc")
 exp = unary("exp", np.exp)
 expm1 = unary("expm1", np.expm1)
@@ -38,7 +29,7 @@ atan = unary("atan", np.arctan)
 sinh = unary("sinh", np.sinh)
 cosh = unary("cosh", np.cosh)
 tanh = unary("tanh", np.tanh)
-sigmoid = unary("sigmoid", _sigmoid)
+sigmoid = unary("sigmoid", lambda x: 1 / (1 + np.exp(-x)))
 softplus = unary("softplus", lambda x: np.logaddexp(x, 0).astype(x.dtype), "f", "features")
 erf = unary("erf", np.vectorize(python_math.erf, otypes=[np.float64]), "f")
 acosh = unary("acosh", np.arccosh)
@@ -64,20 +55,13 @@ real = unary("real", np.real, "fc", "input")
 imag = unary("imag", np.imag, "fc", "input")
 
 
-def _divide(x: Any, y: Any) -> Any:
-    """Integers become floats, as in Python 3."""
-    return np.true_divide(x, y)
-
-
 def _floordiv(x: Any, y: Any) -> Any:
-    if np.asarray(x).dtype.kind in "iu" and not np.all(y):
-        raise InvalidArgumentError("tf.floordiv: Integer division by zero")
+    _check_divisor(InvalidArgumentError, "floordiv", x, y)
     return np.floor_divide(x, y)
 
 
 def _floormod(x: Any, y: Any) -> Any:
-    if np.asarray(x).dtype.kind in "iu" and not np.all(y):
-        raise InvalidArgumentError("tf.math.floormod: Integer division by zero")
+    _check_divisor(InvalidArgumentError, "math.floormod", x, y)
     return np.mod(x, y)
 
 
@@ -85,20 +69,19 @@ def _truncatediv(x: Any, y: Any) -> Any:
     left, right = _both(x, y)
     if left.dtype.kind == "f":
         return np.trunc(left / right)
-    _check_divisor("truncatediv", right)
+    _check_divisor(InternalError, "truncatediv", left, right)
     return (left - np.fmod(left, right)) // right
 
 
 def _truncatemod(x: Any, y: Any) -> Any:
     left, right = _both(x, y)
-    if left.dtype.kind != "f":
-        _check_divisor("truncatemod", right)
+    _check_divisor(InternalError, "truncatemod", left, right)
     return np.fmod(left, right)
 
 
-def _check_divisor(call: str, divisor: Array) -> None:
-    if not divisor.all():
-        raise InternalError(f"tf.{call}: Integer division by zero")
+def _check_divisor(error: type[OpError], call: str, x: Any, y: Any) -> None:
+    if np.asarray(x).dtype.kind in "iu" and not np.all(y):
+        raise error(f"tf.{call}: Integer division by zero")
 
 
 def _both(x: Any, y: Any) -> tuple[Array, Array]:
@@ -185,10 +168,7 @@ def add_n(inputs: Any, name: str | None = None) -> Any:
     if any(array.dtype != arrays[0].dtype for array in arrays):
         names = ", ".join(array.dtype.name for array in arrays)
         raise InvalidArgumentError(f"tf.add_n: the tensors have the dtypes {names}; use tf.cast")
-    total = arrays[0].copy()
-    for array in arrays[1:]:
-        total = total + array
-    return total
+    return sum(arrays[1:], arrays[0].copy())
 
 
 @elementwise
@@ -253,7 +233,7 @@ def norm(
     array = numbers("norm", tensor, "f")
     flat = array.ravel() if axis is None else array
     kind = None if isinstance(ord, str) else ord
-    made = np.linalg.norm(flat, kind, None if axis is None else axis, keepdims=bool(keepdims))
+    made = np.linalg.norm(flat, kind, axis, keepdims=bool(keepdims))
     return np.asarray(made, array.dtype)
 
 

@@ -9,7 +9,7 @@ import contextlib
 import io
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, NoReturn
 
 from penstock.engine.formats import files
@@ -45,6 +45,15 @@ def _is_remote(path: str) -> bool:
     return "://" in path
 
 
+def _call(
+    call: str, path: Any, local: Callable[[str], Any], remote: Callable[[Any, str], Any]
+) -> Any:
+    """Calls `local` with a path, or `remote` with a file system of fsspec and the path in it."""
+    name = _path(path)
+    with _name_errors(call, name):
+        return remote(*connect(name)) if _is_remote(name) else local(name)
+
+
 @contextlib.contextmanager
 def _name_errors(call: str, path: str) -> Iterator[None]:
     """Errors of penstock's kinds, with the call and the path."""
@@ -71,10 +80,10 @@ class GFile:
         self.name = name
         self.mode = mode
         self._path = _path(name)
-        self._file = _open(self._path, mode)
+        self._file = _open_file(self._path, mode)
 
     def size(self) -> int:
-        """The number of bytes in the file, without those that `flush` still has to write."""
+        """The number of bytes in the file, without bytes that `flush` still has to write."""
         return stat(self._path).length
 
     def read(self, n: int = -1) -> Any:
@@ -128,7 +137,7 @@ class GFile:
         self._file.close()
 
     def __getattr__(self, name: str) -> Any:
-        """What Python's files have: `tell`, `flush`, `close`, `readinto` and others."""
+        """The other attributes of Python's files, such as `tell`, `flush` and `close`."""
         if name.startswith("_"):
             raise attribute_error(f"GFile has no attribute {name}")
         return getattr(self._file, name)
@@ -141,14 +150,15 @@ class GFile:
             )
 
 
-def _open(path: str, mode: str) -> Any:
+def _open_file(path: str, mode: str) -> Any:
     """The file of Python or of fsspec."""
     encoding = None if "b" in mode else "utf-8"
     with _name_errors("GFile", path):
         if not _is_remote(path):
             return open(path, mode, encoding=encoding)
         if "a" in mode or "+" in mode:
-            return _open_by_fsspec(path, mode, encoding)
+            system, inside = connect(path)
+            return system.open(inside, mode, encoding=encoding)
         call = "tf.io.gfile.GFile"
         file: Any = (
             files.create_bytes(path, call) if "w" in mode else files.open_bytes(path, call=call)
@@ -156,29 +166,14 @@ def _open(path: str, mode: str) -> Any:
         return file if encoding is None else io.TextIOWrapper(file, encoding)
 
 
-def _open_by_fsspec(path: str, mode: str, encoding: str | None) -> Any:
-    system, inside = connect(path)
-    return system.open(inside, mode, encoding=encoding)
-
-
 def exists(path: Any) -> bool:
     """Whether there is a file or a folder at a path."""
-    path = _path(path)
-    if not _is_remote(path):
-        return os.path.exists(path)
-    with _name_errors("exists", path):
-        system, inside = connect(path)
-        return bool(system.exists(inside))
+    return bool(_call("exists", path, os.path.exists, lambda system, name: system.exists(name)))
 
 
 def isdir(path: Any) -> bool:
     """Whether there is a folder at a path."""
-    path = _path(path)
-    if not _is_remote(path):
-        return os.path.isdir(path)
-    with _name_errors("isdir", path):
-        system, inside = connect(path)
-        return bool(system.isdir(inside))
+    return bool(_call("isdir", path, os.path.isdir, lambda system, name: system.isdir(name)))
 
 
 def join(path: Any, *paths: Any) -> str:
@@ -188,14 +183,10 @@ def join(path: Any, *paths: Any) -> str:
 
 def listdir(path: Any) -> list[str]:
     """The names in a folder, sorted."""
-    path = _path(path)
     if not isdir(path):
-        raise NotFoundError(f"tf.io.gfile.listdir: {path} is not a folder")
-    if not _is_remote(path):
-        return sorted(os.listdir(path))
-    with _name_errors("listdir", path):
-        system, inside = connect(path)
-        return sorted(os.path.basename(name.rstrip("/")) for name in system.ls(inside, False))
+        raise NotFoundError(f"tf.io.gfile.listdir: {_path(path)} is not a folder")
+    found = _call("listdir", path, os.listdir, lambda system, name: system.ls(name, False))
+    return sorted(os.path.basename(name.rstrip("/")) for name in found)
 
 
 def glob(pattern: Any) -> list[str]:
@@ -210,46 +201,27 @@ def glob(pattern: Any) -> list[str]:
 
 def mkdir(path: Any) -> None:
     """Makes a folder in a folder that exists."""
-    path = _path(path)
-    with _name_errors("mkdir", path):
-        if _is_remote(path):
-            system, inside = connect(path)
-            system.mkdir(inside, create_parents=False)
-        else:
-            os.mkdir(path)
+    _call("mkdir", path, os.mkdir, lambda system, name: system.mkdir(name, create_parents=False))
 
 
 def makedirs(path: Any) -> None:
-    """A folder and those above it; it may exist."""
-    path = _path(path)
-    with _name_errors("makedirs", path):
-        if _is_remote(path):
-            system, inside = connect(path)
-            system.makedirs(inside, exist_ok=True)
-        else:
-            os.makedirs(path, exist_ok=True)
+    """Makes a folder, and the folders above it that are missing; it may exist."""
+    _call(
+        "makedirs",
+        path,
+        lambda name: os.makedirs(name, exist_ok=True),
+        lambda system, name: system.makedirs(name, exist_ok=True),
+    )
 
 
 def remove(path: Any) -> None:
     """Deletes a file."""
-    path = _path(path)
-    with _name_errors("remove", path):
-        if _is_remote(path):
-            system, inside = connect(path)
-            system.rm_file(inside)
-        else:
-            os.remove(path)
+    _call("remove", path, os.remove, lambda system, name: system.rm_file(name))
 
 
 def rmtree(path: Any) -> None:
     """Deletes a folder with all that is in it."""
-    path = _path(path)
-    with _name_errors("rmtree", path):
-        if _is_remote(path):
-            system, inside = connect(path)
-            system.rm(inside, recursive=True)
-        else:
-            shutil.rmtree(path)
+    _call("rmtree", path, shutil.rmtree, lambda system, name: system.rm(name, recursive=True))
 
 
 def copy(src: Any, dst: Any, overwrite: bool = False) -> None:

@@ -16,7 +16,7 @@ from penstock.errors import InvalidArgumentError
 from penstock.tf import gfile
 from penstock.tf.csv_records import decode_csv
 from penstock.tf.missing_operations import missing_from_tf
-from penstock.tf.operations import operation, texts
+from penstock.tf.operations import map_texts, operation, texts, vector
 from penstock.tf.ported_functions import unwrap, wrap
 from penstock.tf.ragged_values import SparseTensor
 from penstock.tf.tensor_messages import parse_tensor, serialize_tensor
@@ -164,9 +164,7 @@ def matching_files(pattern: Any, name: str | None = None) -> Any:
         found = sorted(files.expand(patterns, "io.matching_files"))
     except InvalidArgumentError:  # No file matches.
         found = []
-    result = np.empty(len(found), object)
-    result[:] = [path.encode() for path in found]
-    return result
+    return vector([path.encode() for path in found])
 
 
 def _bytes(contents: Any) -> Any:
@@ -235,11 +233,9 @@ def decode_compressed(bytes: Any, compression_type: str = "", name: str | None =
         raise InvalidArgumentError(
             f"tf.io.decode_compressed: must be GZIP or ZLIB, got {compression_type}"
         )
-    result = np.empty(array.shape, object)
-    result.ravel()[...] = [
-        zlib.decompress(text, bits[compression_type]) for text in array.ravel().tolist()
-    ]
-    return result
+    return map_texts(
+        "io.decode_compressed", array, lambda text: zlib.decompress(text, bits[compression_type])
+    )
 
 
 def encode_jpeg(image: Any, format: str = "", quality: int = 95, **_: Any) -> Tensor:
@@ -268,7 +264,9 @@ def decode_raw(
 ) -> Any:
     """The numbers whose bytes strings are; the strings have one length."""
     array, dtype = texts("io.decode_raw", input_bytes), as_dtype(out_type).dtype
-    rows = [_pad_to_length(text, fixed_length) for text in array.ravel().tolist()]
+    rows = array.ravel().tolist()
+    if fixed_length is not None:
+        rows = [text[:fixed_length].ljust(fixed_length, b"\0") for text in rows]
     lengths = {len(row) for row in rows}
     if len(lengths) > 1 or any(length % dtype.itemsize for length in lengths):
         raise InvalidArgumentError(
@@ -280,27 +278,21 @@ def decode_raw(
     return made.reshape(*array.shape, -1) if rows else made.reshape(*array.shape, 0)
 
 
-def _pad_to_length(text: bytes, length: int | None) -> bytes:
-    return text if length is None else text[:length].ljust(length, b"\0")
-
-
 @operation
 def encode_base64(input: Any, pad: bool = False, name: str | None = None) -> Any:
     """Strings in the alphabet of base64 that is safe in URLs."""
-    array = texts("io.encode_base64", input)
-    result = np.empty(array.shape, object)
-    encoded = [base64.urlsafe_b64encode(text) for text in array.ravel().tolist()]
-    result.ravel()[...] = encoded if pad else [text.rstrip(b"=") for text in encoded]
-    return result
+
+    def encode(text: bytes) -> bytes:
+        encoded = base64.urlsafe_b64encode(text)
+        return encoded if pad else encoded.rstrip(b"=")
+
+    return map_texts("io.encode_base64", input, encode)
 
 
 @operation
 def decode_base64(input: Any, name: str | None = None) -> Any:
     """Strings from base64."""
-    array = texts("io.decode_base64", input)
-    result = np.empty(array.shape, object)
-    result.ravel()[...] = [_decode_base64(text) for text in array.ravel().tolist()]
-    return result
+    return map_texts("io.decode_base64", input, _decode_base64)
 
 
 def _decode_base64(text: bytes) -> bytes:

@@ -1,4 +1,4 @@
-"""`tf.linalg`: the few operations that input functions use; NumPy has the others."""
+"""`tf.linalg`: the few operations that input functions use; NumPy has many more."""
 
 from typing import NoReturn
 

@@ -12,6 +12,7 @@ from penstock.element.dtypes import DType, as_dtype, of_numpy
 from penstock.engine.formats.files import read_file
 from penstock.errors import InvalidArgumentError, InvalidTypeError
 from penstock.tf.missing_operations import missing_from_tf
+from penstock.tf.operations import vector
 from penstock.tf.ported_functions import unwrap
 from penstock.tf.ragged_values import RaggedTensor
 from penstock.tf.values import Array, Tensor, as_tensor, to_array
@@ -82,9 +83,8 @@ class TextFileInitializer(KeyValueTensorInitializer):
 
 
 def _cells(texts: list[bytes], dtype: DType) -> Array:
-    result = np.empty(len(texts), object)
-    result[:] = texts
-    return result if dtype.name == "string" else result.astype(dtype.dtype)
+    column = vector(texts)
+    return column if dtype.name == "string" else column.astype(dtype.dtype)
 
 
 class PortedTable:
@@ -137,7 +137,7 @@ def _pairs_of(initializer: Initializer) -> Any:
 
 
 class StaticHashTable(PortedTable):
-    """A value for each key, and a default for all others.
+    """A value for each key, and a default for all other keys.
 
     >>> table = StaticHashTable(KeyValueTensorInitializer(["a", "b"], [1, 2]), default_value=-1)
     >>> table.lookup(["b", "x"]).numpy().tolist()

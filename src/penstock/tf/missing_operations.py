@@ -10,8 +10,6 @@ from penstock.missing_names import attribute_error
 
 _FRAMEWORK = "penstock only delivers the input; use your training framework"
 _NUMPY = "NumPy works on elements as they are"
-_SCIPY = "NumPy and scipy.special work on elements as they are"
-_IMAGES = "Pillow, scikit-image and torchvision work on elements"
 _SPARSE = "elements are never sparse; use tf.sparse.to_dense, or ragged rows"
 _GENERATOR = "use map(random=True): the function gets a numpy.random.Generator"
 _EAGER = "functions always run as they are written"
@@ -36,17 +34,18 @@ MODULES = {
     "dtypes": "penstock.dtypes has the dtypes; tf.cast converts",
     "experimental": _FRAMEWORK,
     "feature_column": "transform columns in map, or with keras.layers",
-    "image": _IMAGES,
+    "image": "Pillow, scikit-image and torchvision work on elements",
     "io": "parse the bytes in Python, in map",
     "io.gfile": "use os and shutil, or fsspec",
     "keras": "import keras; Dataset.as_keras() delivers batches to it",
     "linalg": "numpy.linalg works on elements as they are",
     "lookup": "use a dict in the function",
-    "math": _SCIPY,
+    "math": "NumPy and scipy.special work on elements as they are",
     "nn": _FRAMEWORK,
     "RaggedTensor": "loop over the rows, or use to_list()",
     "ragged": "loop over the rows: a RaggedTensor is iterable",
     "random": _GENERATOR,
+    "random.Generator": _GENERATOR,
     "random.experimental": _GENERATOR,
     "raw_ops": "write the function of tf.math, tf.strings or tf.image instead",
     "signal": "numpy.fft and scipy.signal work on elements as they are",
@@ -152,7 +151,7 @@ class NamespaceType(type):
 
 
 class Namespace(metaclass=NamespaceType):
-    """The base of classes that stand for small modules of TensorFlow, which have no file here.
+    """The base of classes for small modules of TensorFlow, which have no file here.
 
     >>> class linalg(Namespace, module="linalg"):
     ...     "A part of `tf.linalg`."

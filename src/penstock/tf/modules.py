@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -59,7 +58,7 @@ class Module:
     @property
     def variables(self) -> tuple[Any, ...]:
         """The variables of this module, then those of its modules."""
-        return tuple(self._find(_is_variable))
+        return tuple(self._find(Variable))
 
     @property
     def trainable_variables(self) -> tuple[Any, ...]:
@@ -72,10 +71,10 @@ class Module:
     @property
     def submodules(self) -> tuple[Any, ...]:
         """The modules among the attributes, and theirs."""
-        return tuple(self._find(_is_module))
+        return tuple(self._find(Module))
 
-    def _find(self, is_wanted: Callable[[Any], bool]) -> Iterator[Any]:
-        """The wanted objects of this module and of its modules, each once."""
+    def _find(self, kind: type) -> Iterator[Any]:
+        """The objects of a class in this module and in its modules, each once."""
         seen = {id(self)}
         waiting: list[Any] = [self]
         while waiting:
@@ -84,7 +83,7 @@ class Module:
                 if id(leaf) in seen:
                     continue
                 seen.add(id(leaf))
-                if is_wanted(leaf):
+                if isinstance(leaf, kind):
                     yield leaf
                 if isinstance(leaf, Module):
                     modules.append(leaf)
@@ -97,21 +96,8 @@ class Module:
 
     @classmethod
     def with_name_scope(cls, method: Callable[..., Any]) -> Callable[..., Any]:
-        """A decorator of methods that changes nothing: names have no scopes here."""
-
-        @functools.wraps(method)
-        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-            return method(self, *args, **kwargs)
-
-        return call
-
-
-def _is_variable(value: Any) -> bool:
-    return isinstance(value, Variable)
-
-
-def _is_module(value: Any) -> bool:
-    return isinstance(value, Module)
+        """The method itself: names have no scopes here."""
+        return method
 
 
 def _attributes(module: Any) -> dict[str, Any]:

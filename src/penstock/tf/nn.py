@@ -1,4 +1,4 @@
-"""`tf.nn`: the few operations that input functions use; training frameworks have the others."""
+"""`tf.nn`: the few operations that input functions use; training frameworks have many more."""
 
 from typing import NoReturn
 

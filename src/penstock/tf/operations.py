@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec
 
 import numpy as np
@@ -17,7 +17,7 @@ P = ParamSpec("P")
 
 
 def operation(function: Callable[P, Any]) -> Callable[P, Any]:
-    """An operation on plain arrays as one that returns tensors, and reports errors as its own."""
+    """Decorates a function that returns arrays: it returns tensors, and its errors name it."""
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> Any:
@@ -56,6 +56,31 @@ def elementwise(function: Callable[P, Any]) -> Callable[P, Any]:
         return flat if flat is None else first.with_flat_values(flat)
 
     return on_ragged
+
+
+def image_operation(function: Callable[P, Any]) -> Callable[P, Any]:
+    """Decorates an operation on batches (4-D): its first argument may also be an image (3-D)."""
+    first = next(iter(inspect.signature(function).parameters))
+    compute: Callable[..., Any] = function
+
+    @operation
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if not args:
+            if first not in kwargs:
+                return compute(**kwargs)  # Python says which argument is missing.
+            args = (kwargs.pop(first),)
+        images = to_array(args[0])
+        if images.ndim == 4:
+            return compute(images, *args[1:], **kwargs)
+        if images.ndim != 3:
+            raise InvalidArgumentError(
+                f"tf.image.{function.__name__}: images must have 3 or 4 dimensions, got the shape "
+                f"{images.shape}"
+            )
+        return compute(images[None], *args[1:], **kwargs)[0]
+
+    return call
 
 
 def unary(
@@ -150,6 +175,29 @@ def texts(call: str, value: Any) -> Array:
     if array.dtype.kind != "O":
         raise InvalidTypeError(f"tf.{call}: needs strings, got {array.dtype.name}")
     return array
+
+
+def map_texts(
+    call: str, value: Any, function: Callable[[bytes], Any], dtype: Any = object
+) -> Array:
+    """A function of every string, whose results are strings unless `dtype` is given."""
+    array = texts(call, value)
+    result = np.empty(array.shape, dtype)
+    if array.ndim == 0:
+        result[()] = function(array[()])
+    else:
+        result.ravel()[:] = [function(text) for text in array.ravel().tolist()]
+    return result
+
+
+def vector(items: Sequence[Any], dtype: Any = object) -> Array:
+    """An array of one dimension: of strings, unless `dtype` is given.
+
+    `np.array` would give strings a dtype of NumPy, which removes trailing zero bytes.
+    """
+    result = np.empty(len(items), dtype)
+    result[:] = items
+    return result
 
 
 def integer(call: str, name: str, value: Any) -> int:

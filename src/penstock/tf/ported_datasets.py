@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import functools
 import inspect
+import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from collections.abc import Iterator as PythonIterator
 from itertools import repeat
+from operator import length_hint
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import numpy as np
@@ -28,8 +30,8 @@ from penstock.distribute.values.variables import Variable
 from penstock.element.chunk import Chunk
 from penstock.element.columns import Column
 from penstock.element.optional import Optional
-from penstock.plan.nodes import known_spec
-from penstock.tf.dataset_texts import class_of
+from penstock.plan import nodes
+from penstock.plan.nodes import Node, known_spec
 from penstock.tf.drawing import draws_numbers
 from penstock.tf.missing_operations import missing_from_tf
 from penstock.tf.ported_functions import (
@@ -47,14 +49,8 @@ from penstock.tf.values import Tensor, as_tensor
 
 _FUNCTIONS = {
     *("map_func", "predicate", "scan_func", "class_func", "key_func", "reduce_func", "length_fn"),
-    *(
-        "window_size_func",
-        "element_length_func",
-        "reader_func",
-        "shard_func",
-        "reader_fn",
-        "reader",
-    ),
+    *("window_size_func", "element_length_func", "reader_func", "shard_func", "reader_fn"),
+    "reader",
 }
 """The arguments of penstock's calls that are functions of elements."""
 
@@ -64,13 +60,31 @@ _GIVE_VALUES = {
 }
 _VIEW = np.ndarray.view
 
+_CLASS_NAMES: dict[type[Node], str] = {
+    nodes.Slices: "_TensorSliceDataset",
+    nodes.FileNames: "_TensorSliceDataset",
+    nodes.Tensors: "_TensorDataset",
+    nodes.Counter: "_ScanDataset",
+    nodes.Generator: "_FlatMapDataset",
+    nodes.Saved: "_LoadDataset",
+    nodes.RaggedBatch: "_BatchDataset",
+    nodes.Enumerate: "_ZipDataset",
+    nodes.Choose: "_DirectedInterleaveDataset",
+    nodes.Cache: "CacheDataset",
+    nodes.Snapshot: "_MapDataset",
+    nodes.WithOptions: "_OptionsDataset",
+}
+"""TensorFlow's classes whose names are not made of those of the nodes."""
+
 
 class PortedIterator(Iterator):
     """Iterates over tensors."""
 
     def _elements(self, chunk: Chunk) -> PythonIterator[Any]:
-        columns: list[Column] = [_wrap_column(column) for column in chunk.columns]
-        return iter(Chunk(chunk.tree, columns, chunk.size).elements())
+        leaves = len(chunk.columns)
+        if leaves > 2 and leaves * chunk.size > _TOGETHER:
+            return _Parts(chunk, _TOGETHER // leaves + 1)
+        return iter(_wrap_elements(chunk))
 
     def get_next_as_optional(self) -> Optional:
         found = super().get_next_as_optional()
@@ -95,6 +109,49 @@ class PortedOptional(Optional):
 
     def get_value(self, name: str | None = None) -> Any:
         return wrap(super().get_value(name))
+
+
+_TOGETHER = 256
+"""So many tensors are made at once. Many more would not fit into a cache of the processor."""
+
+
+class _Parts:
+    """The elements of a chunk, of which only some are made at once. Threads may share it."""
+
+    def __init__(self, chunk: Chunk, size: int) -> None:
+        self._chunk, self._size = chunk, size
+        self._lock = threading.Lock()
+        self._at = 0  # Guarded by the lock, as what `_part` is.
+        self._part: PythonIterator[Any] = iter(())
+
+    def __iter__(self) -> _Parts:
+        return self
+
+    def __next__(self) -> Any:
+        element = next(self._part, _NO_ELEMENT)
+        return self._next_of_part() if element is _NO_ELEMENT else element
+
+    def _next_of_part(self) -> Any:
+        with self._lock:
+            while (element := next(self._part, _NO_ELEMENT)) is _NO_ELEMENT:
+                if self._at >= self._chunk.size:
+                    raise StopIteration
+                part = self._chunk.rows(self._at, self._at + self._size)
+                self._part = iter(_wrap_elements(part))
+                self._at += part.size
+            return element
+
+    def __length_hint__(self) -> int:
+        with self._lock:
+            return length_hint(self._part) + self._chunk.size - self._at
+
+
+_NO_ELEMENT = object()
+
+
+def _wrap_elements(chunk: Chunk) -> list[Any]:
+    columns: list[Column] = [_wrap_column(column) for column in chunk.columns]
+    return Chunk(chunk.tree, columns, chunk.size).elements()
 
 
 def _wrap_column(column: Column) -> list[Any]:
@@ -136,7 +193,7 @@ class PortedDataset(Dataset):
         return PortedIterator(self._plan, ENVIRONMENT, self._iterations)
 
     def __getitem__(self, index: Any) -> Any:
-        return _port_result("__getitem__", self._plain[unwrap(index)], value=True)
+        return _port_result(self._plain[unwrap(index)], value=True)
 
     @functools.cached_property
     def _plain(self) -> Dataset:
@@ -151,42 +208,35 @@ class PortedDataset(Dataset):
 
         Operations of `tf.random` and `tf.image` in it draw as with `random=True`.
         """
-        if callable(map_func) and not kwargs.get("random") and draws_numbers(map_func):
+        if not kwargs.get("random") and _may_draw(map_func):
             made = self._plain.map(PortedRandom(map_func), *args, **kwargs, random=True)
-            return as_ported(made)
-        made = self._plain.map(
-            PortedMap(map_func) if callable(map_func) else map_func, *args, **kwargs
-        )
+        else:
+            made = self._plain.map(_port_function(map_func, PortedMap), *args, **kwargs)
         return as_ported(made)
 
     def filter(self, predicate: Any, name: str | None = None) -> Any:
         """The elements for which `predicate` is True; it may draw random numbers, too."""
-        if not callable(predicate) or not draws_numbers(predicate):
-            return as_ported(
-                self._plain.filter(Ported(predicate) if callable(predicate) else predicate)
-            )
+        if not _may_draw(predicate):
+            return as_ported(self._plain.filter(_port_function(predicate)))
         return as_ported(self._map_to_both(predicate).filter(_first).map(_second))
 
     def take_while(self, predicate: Any, name: str | None = None) -> Any:
         """The elements before the first for which `predicate` is False; it may draw, too."""
-        if not callable(predicate) or not draws_numbers(predicate):
-            return as_ported(
-                self._plain.take_while(Ported(predicate) if callable(predicate) else predicate)
-            )
+        if not _may_draw(predicate):
+            return as_ported(self._plain.take_while(_port_function(predicate)))
         return as_ported(self._map_to_both(predicate).take_while(_first).map(_second))
 
     def scan(self, initial_state: Any, scan_func: Any, name: str | None = None) -> Any:
         """A function of (state, element) to (state, element); it may draw random numbers, too."""
-        if not callable(scan_func) or not draws_numbers(scan_func):
-            function = Ported(scan_func) if callable(scan_func) else scan_func
-            return as_ported(self._plain.scan(unwrap(initial_state), function))
+        if not _may_draw(scan_func):
+            return as_ported(self._plain.scan(unwrap(initial_state), _port_function(scan_func)))
         keyed = self._plain.map(_PutKeyBefore(self._has_tuples), random=True)
         return as_ported(keyed.scan(unwrap(initial_state), PortedKeyed(scan_func)))
 
     @_with_signature_of(Dataset.group_by_window)
     def group_by_window(self, key_func: Any, reduce_func: Any, *args: Any, **kwargs: Any) -> Any:
         """Windows of elements with equal keys; `key_func` and `reduce_func` may draw, too."""
-        if not callable(key_func) or not callable(reduce_func) or not draws_numbers(key_func):
+        if not callable(reduce_func) or not _may_draw(key_func):
             return as_ported(_group(self._plain, key_func, reduce_func, *args, **kwargs))
         both = self._map_to_both(key_func)
         return as_ported(_group(both, _first, _OfSeconds(reduce_func), *args, **kwargs))
@@ -207,7 +257,7 @@ class PortedDataset(Dataset):
     @_with_signature_of(Dataset.from_generator)
     def from_generator(generator: Any, *args: Any, **kwargs: Any) -> Any:
         """The values that a generator yields; see `penstock.Dataset.from_generator`."""
-        made = PortedGenerator(generator) if callable(generator) else generator
+        made = _port_function(generator, PortedGenerator)
         return as_ported(Dataset.from_generator(made, *unwrap(args), **unwrap(kwargs)))
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -222,12 +272,24 @@ class PortedDataset(Dataset):
 
     @property
     def _class_name(self) -> str:
-        return class_of(self._plan)
+        """The name of TensorFlow's class for the last operator: `_ParallelMapDataset`."""
+        kind = type(self._plan)
+        parallel = "Parallel" if getattr(self._plan, "parallel", None) is not None else ""
+        return _CLASS_NAMES.get(kind, f"_{parallel}{kind.__name__}Dataset")
 
     if not TYPE_CHECKING:  # A type checker knows the names, and would take any other one, too.
 
         def __getattr__(self, name: str) -> NoReturn:
             raise missing_from_tf("data.Dataset", name, dir(type(self)))
+
+
+def _may_draw(function: Any) -> bool:
+    return callable(function) and draws_numbers(function)
+
+
+def _port_function(given: Any, kind: type[Ported] = Ported) -> Any:
+    """A function of tensors for the engine; other values are returned as they are."""
+    return kind(given) if callable(given) else given
 
 
 class _KeepBoth:
@@ -309,7 +371,7 @@ def port(function: Callable[..., Any]) -> Callable[..., Any]:
         bound = signature.bind(*args, **kwargs)
         for name, given in bound.arguments.items():
             bound.arguments[name] = _port_argument(name, given)
-        return _port_result(function.__name__, function(*bound.args, **bound.kwargs), value)
+        return _port_result(function(*bound.args, **bound.kwargs), value)
 
     return call_ported
 
@@ -328,8 +390,8 @@ def port_transformation(make: Callable[..., Any]) -> Callable[..., Any]:
 def _port_argument(name: str, given: Any) -> Any:
     if name == "self":
         return given._plain if isinstance(given, PortedDataset) else given
-    if name in _FUNCTIONS and callable(given):
-        return Ported(given)
+    if name in _FUNCTIONS:
+        given = _port_function(given)
     if callable(given) or isinstance(given, Iterator):
         return given
     if name == "checkpoint_args" and isinstance(given, dict):
@@ -340,7 +402,7 @@ def _port_argument(name: str, given: Any) -> Any:
     return unwrap_element(given) if name == "tensors" else unwrap(given)
 
 
-def _port_result(name: str, result: Any, value: bool) -> Any:
+def _port_result(result: Any, value: bool) -> Any:
     if isinstance(result, list):
         return [wrap(one) for one in result]
     return wrap(result) if value else as_ported(result)
@@ -363,45 +425,41 @@ def _port_methods() -> None:
 _port_methods()
 
 
+class _TakesTensors:
+    """The first base of a ported class, whose arguments may be tensors."""
+
+    if not TYPE_CHECKING:  # A type checker shows the arguments of the class that follows.
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*unwrap(args), **unwrap(kwargs))
+
+
 @_with_signature_of(TFRecordDataset)
-class PortedTFRecordDataset(TFRecordDataset, PortedDataset):
+class PortedTFRecordDataset(_TakesTensors, TFRecordDataset, PortedDataset):
     """`tf.data.TFRecordDataset`; see `penstock.data.TFRecordDataset`."""
 
     _class_name = "TFRecordDatasetV2"
 
-    def __init__(self, filenames: Any, *args: Any, **kwargs: Any) -> None:
-        super().__init__(unwrap(filenames), *unwrap(args), **unwrap(kwargs))
-
 
 @_with_signature_of(TextLineDataset)
-class PortedTextLineDataset(TextLineDataset, PortedDataset):
+class PortedTextLineDataset(_TakesTensors, TextLineDataset, PortedDataset):
     """`tf.data.TextLineDataset`; see `penstock.data.TextLineDataset`."""
 
     _class_name = "TextLineDatasetV2"
 
-    def __init__(self, filenames: Any, *args: Any, **kwargs: Any) -> None:
-        super().__init__(unwrap(filenames), *unwrap(args), **unwrap(kwargs))
-
 
 @_with_signature_of(FixedLengthRecordDataset)
-class PortedFixedLengthRecordDataset(FixedLengthRecordDataset, PortedDataset):
+class PortedFixedLengthRecordDataset(_TakesTensors, FixedLengthRecordDataset, PortedDataset):
     """`tf.data.FixedLengthRecordDataset`; see `penstock.data.FixedLengthRecordDataset`."""
 
     _class_name = "FixedLengthRecordDatasetV2"
 
-    def __init__(self, filenames: Any, *args: Any, **kwargs: Any) -> None:
-        super().__init__(unwrap(filenames), *unwrap(args), **unwrap(kwargs))
-
 
 @_with_signature_of(CsvDataset)
-class PortedCsvDataset(CsvDataset, PortedDataset):
+class PortedCsvDataset(_TakesTensors, CsvDataset, PortedDataset):
     """`tf.data.experimental.CsvDataset`; see `penstock.data.experimental.CsvDataset`."""
 
     _class_name = "CsvDatasetV2"
-
-    def __init__(self, filenames: Any, record_defaults: Any, *args: Any, **kwargs: Any) -> None:
-        defaults = unwrap(record_defaults)
-        super().__init__(unwrap(filenames), defaults, *unwrap(args), **unwrap(kwargs))
 
 
 _read_csv = port(csv_files.make_csv_dataset)
@@ -418,29 +476,20 @@ def _put_in_order(features: Any, *labels: Any) -> Any:
     return (ordered, *labels) if labels else ordered
 
 
-class PortedSqlDataset(SqlDataset, PortedDataset):
+@_with_signature_of(SqlDataset)
+class PortedSqlDataset(_TakesTensors, SqlDataset, PortedDataset):
     """`tf.data.experimental.SqlDataset`; see `penstock.data.experimental.SqlDataset`."""
 
     _class_name = "SqlDatasetV2"
 
-    def __init__(self, driver_name: Any, data_source_name: Any, query: Any, output_types: Any):
-        super().__init__(unwrap(driver_name), unwrap(data_source_name), unwrap(query), output_types)
 
-
-class PortedRecordsWriter(RecordsWriter):
+@_with_signature_of(RecordsWriter)
+class PortedRecordsWriter(_TakesTensors, RecordsWriter):
     """`tf.data.experimental.TFRecordWriter`: its arguments may be tensors."""
-
-    def __init__(self, filename: Any, compression_type: Any = None) -> None:
-        super().__init__(unwrap(filename), unwrap(compression_type))
 
 
 class PortedReducer(Reducer):
     """`tf.data.experimental.Reducer`: its functions get tensors."""
 
     def __init__(self, init_func: Any, reduce_func: Any, finalize_func: Any) -> None:
-        super().__init__(
-            *[
-                Ported(one) if callable(one) else one
-                for one in (init_func, reduce_func, finalize_func)
-            ]
-        )
+        super().__init__(*map(_port_function, (init_func, reduce_func, finalize_func)))

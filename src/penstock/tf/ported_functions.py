@@ -113,7 +113,7 @@ def unwrap_element(value: Any) -> Any:
 
 
 def _unwrap_list(value: list[Any]) -> Any:
-    """A list with tensors or numbers of NumPy as TensorFlow packs it; others as they are."""
+    """A list with tensors or numbers of NumPy as TensorFlow packs it; other lists unwrapped."""
     leaves = list(list_leaves(value))
     has_tensors = has_any(leaves, (Tensor, Variable))
     if not has_tensors and (not has_any(leaves, (np.number,)) or has_any(leaves, (np.ndarray,))):

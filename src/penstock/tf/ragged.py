@@ -10,7 +10,7 @@ from penstock.element.dtypes import as_dtype
 from penstock.element.ragged import Ragged
 from penstock.errors import InvalidArgumentError
 from penstock.tf.missing_operations import missing_from_tf
-from penstock.tf.ragged_values import RaggedTensor, wrap_rows
+from penstock.tf.ragged_values import RaggedTensor, plain_rows, stack_rows, wrap_rows
 from penstock.tf.values import as_tensor, to_array
 
 __all__ = [
@@ -37,14 +37,20 @@ def constant(
     >>> constant([[1, 2], [], [3]]).row_lengths().numpy().tolist()
     [2, 0, 1]
     """
-    depth = _depth(pylist)
-    if depth < 2:
+    inner = () if inner_shape is None else tuple(inner_shape)
+    rank = _depth(pylist) - 1 - len(inner) if ragged_rank is None else ragged_rank
+    if rank < 1:
         return as_tensor(to_array(pylist, dtype))
     flat, splits = pylist, []
-    for _ in _count(ragged_rank if ragged_rank is not None else depth - 1):
+    for _ in _count(rank):
         splits.append(np.concatenate([[0], np.cumsum([len(row) for row in flat], dtype=np.int64)]))
         flat = [item for row in flat for item in row]
-    values: Any = to_array(flat, dtype) if flat else np.zeros(0, as_dtype(dtype or "float32").dtype)
+    empty = np.zeros((0, *inner), as_dtype(dtype or "float32").dtype)
+    values: Any = to_array(flat, dtype) if flat else empty
+    if inner_shape is not None and values.shape[1:] != inner:
+        raise InvalidArgumentError(
+            f"tf.ragged.constant: inner_shape is {inner}, but the values have {values.shape[1:]}"
+        )
     for one in reversed(splits):
         values = Ragged(values, one.astype(row_splits_dtype))
     return wrap_rows(values)
@@ -66,12 +72,34 @@ def _depth(value: Any) -> int:
     return 1 + max(depths, default=0)
 
 
-def stack(values: Any, axis: int = 0, name: str | None = None) -> RaggedTensor:
-    """Rows of different lengths as one ragged tensor."""
-    if axis != 0:
-        raise InvalidArgumentError(f"tf.ragged.stack: axis must be 0, got {axis}")
-    rows = [one.ragged if isinstance(one, RaggedTensor) else to_array(one) for one in values]
-    return RaggedTensor(Ragged.from_rows(rows))
+def stack(values: Any, axis: int = 0, name: str | None = None) -> Any:
+    """Rows of different lengths as one ragged tensor; along another axis, tensors of ragged rows.
+
+    >>> stack([constant([[1], [2, 3]]), constant([[4], [5]])], axis=1).to_list()
+    [[[1], [4]], [[2, 3], [5]]]
+    """
+    if axis == 0:
+        return stack_rows(values)
+    rows = [plain_rows(one) for one in values]
+    return wrap_rows(_stack(rows, axis + len(rows[0].shape) + 1 if axis < 0 else axis))
+
+
+def _stack(parts: list[Any], axis: int) -> Any:
+    if not all(isinstance(part, Ragged) for part in parts):
+        return np.stack(parts, axis)
+    if len({len(part) for part in parts}) > 1:
+        raise InvalidArgumentError(
+            f"tf.ragged.stack: the tensors have {[len(part) for part in parts]} rows"
+        )
+    if axis == 1:
+        order = np.arange(len(parts) * len(parts[0])).reshape(len(parts), -1).T
+        splits = np.arange(0, order.size + 1, len(parts))
+        return Ragged(Ragged.concat(parts).take(order.ravel()), splits)
+    lengths = parts[0].row_lengths
+    if not all(np.array_equal(part.row_lengths, lengths) for part in parts):
+        raise InvalidArgumentError("tf.ragged.stack: the rows of the tensors differ in length")
+    splits = parts[0].row_splits - parts[0].row_splits[0]
+    return Ragged(_stack([part.flat for part in parts], axis - 1), splits)
 
 
 def range(
@@ -110,10 +138,8 @@ def segment_ids_to_row_splits(
 
 def boolean_mask(data: Any, mask: Any, name: str | None = None) -> RaggedTensor:
     """The values of each row where the mask is True."""
-    rows = data.ragged if isinstance(data, RaggedTensor) else to_array(data)
-    masks = mask.ragged if isinstance(mask, RaggedTensor) else to_array(mask)
-    kept = [row[one.astype(bool)] for row, one in zip(rows, masks, strict=True)]
-    return RaggedTensor(Ragged.from_rows(kept))
+    pairs = zip(plain_rows(data), plain_rows(mask), strict=True)
+    return stack_rows([row[kept.astype(bool)] for row, kept in pairs])
 
 
 def map_flat_values(op: Any, *args: Any, **kwargs: Any) -> Any:

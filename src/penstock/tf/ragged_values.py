@@ -1,6 +1,6 @@
 """`RaggedTensor` and `SparseTensor`: rows of different lengths, in TensorFlow's two forms.
 
-Both stand for a `Ragged` of the element: functions and loops get a `RaggedTensor`, and what
+Both hold a `Ragged` of the element: functions and loops get a `RaggedTensor`, and what
 functions return becomes a `Ragged` again. A sparse tensor here only holds rows that are filled
 from the left, which is what `parse_example` returns.
 """
@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NoReturn
 
 import numpy as np
 
-from penstock.element.dtypes import DType, of_numpy
+from penstock.element.dtypes import DType, as_dtype, of_numpy
 from penstock.element.ragged import Ragged
 from penstock.element.spec import TensorShape
 from penstock.errors import InvalidArgumentError, InvalidTypeError, UnimplementedError
@@ -39,12 +39,12 @@ class RaggedTensor:
 
     @classmethod
     def from_row_splits(cls, values: Any, row_splits: Any, **_: Any) -> RaggedTensor:
-        return cls(Ragged.from_row_splits(_values(values), to_array(row_splits)))
+        return cls(Ragged.from_row_splits(plain_rows(values), to_array(row_splits)))
 
     @classmethod
     def from_row_lengths(cls, values: Any, row_lengths: Any, **_: Any) -> RaggedTensor:
         splits = np.concatenate([[0], np.cumsum(to_array(row_lengths), dtype=np.int64)])
-        return cls(Ragged.from_row_splits(_values(values), splits))
+        return cls(Ragged.from_row_splits(plain_rows(values), splits))
 
     @classmethod
     def from_value_rowids(
@@ -58,12 +58,12 @@ class RaggedTensor:
     def from_uniform_row_length(
         cls, values: Any, uniform_row_length: Any, **_: Any
     ) -> RaggedTensor:
-        flat, length = _values(values), int(uniform_row_length)
+        flat, length = plain_rows(values), int(uniform_row_length)
         return cls(Ragged.from_row_splits(flat, np.arange(0, len(flat) + 1, max(length, 1))))
 
     @classmethod
     def from_row_starts(cls, values: Any, row_starts: Any, **_: Any) -> RaggedTensor:
-        flat = _values(values)
+        flat = plain_rows(values)
         return cls.from_row_splits(values, np.append(to_array(row_starts), len(flat)))
 
     @classmethod
@@ -77,7 +77,7 @@ class RaggedTensor:
         made: Any = flat_values
         for splits in reversed(nested_row_splits):
             made = cls.from_row_splits(made, splits)
-        return cls(_values(made))
+        return cls(plain_rows(made))
 
     @classmethod
     def from_tensor(
@@ -90,23 +90,31 @@ class RaggedTensor:
         row_splits_dtype: Any = np.int64,
     ) -> RaggedTensor:
         """The rows of an array, cut to `lengths`, or before the trailing `padding`."""
-        if ragged_rank != 1:
-            raise InvalidArgumentError(
-                f"RaggedTensor.from_tensor: ragged_rank must be 1, got {ragged_rank}"
-            )
         array = to_array(tensor)
-        if lengths is not None:
-            counts = np.clip(to_array(lengths), 0, array.shape[1])
-        elif padding is not None:
-            kept = array != to_array(padding, array.dtype)
-            counts = np.where(kept.any(1), array.shape[1] - kept[:, ::-1].argmax(1), 0)
-        else:
-            counts = np.full(len(array), array.shape[1])
-        return cls.from_row_lengths(array[np.arange(array.shape[1]) < counts[:, None]], counts)
+        if not 0 < ragged_rank < array.ndim:
+            raise InvalidArgumentError(
+                f"RaggedTensor.from_tensor: ragged_rank must be from 1 to {array.ndim - 1} for "
+                f"{array.ndim} dimensions, got {ragged_rank}"
+            )
+        kind = as_dtype(row_splits_dtype).dtype
+        if isinstance(lengths, list | tuple) and np.ndim(lengths[0]) == 1:
+            return cls(_cut_each(array, lengths, kind))
+        rows = array.reshape(-1, *array.shape[ragged_rank:])
+        ragged = _cut_rows(rows, _count_kept(rows, lengths, padding), kind)
+        for size in reversed(array.shape[1:ragged_rank]):
+            ragged = Ragged(ragged, np.arange(0, len(ragged) + 1, size, dtype=kind))
+        return cls(ragged)
 
     @classmethod
     def from_sparse(cls, st_input: Any, row_splits_dtype: Any = np.int64) -> RaggedTensor:
-        return st_input if isinstance(st_input, RaggedTensor) else cls(_rows_of(st_input))
+        if isinstance(st_input, RaggedTensor):
+            return st_input
+        rows = st_input.rows if isinstance(st_input, SparseTensor) else st_input
+        if not isinstance(rows, Ragged):
+            raise InvalidArgumentError(
+                f"RaggedTensor.from_sparse: needs two dimensions, got {st_input!r}"
+            )
+        return cls(rows)
 
     def numpy(self) -> Any:
         """A copy as an array of rows; a plain array if the rows have one length."""
@@ -171,24 +179,27 @@ class RaggedTensor:
         return self.row_splits[1:]
 
     def with_values(self, new_values: Any) -> RaggedTensor:
-        return RaggedTensor(Ragged(_values(new_values), plain_leaf(self.row_splits)))
+        return RaggedTensor(Ragged(plain_rows(new_values), plain_leaf(self.row_splits)))
 
     def get_shape(self) -> TensorShape:
         return self.shape
 
     def merge_dims(self, outer_axis: int, inner_axis: int) -> Any:
-        """The first two dimensions as one."""
-        if (outer_axis, inner_axis) != (0, 1):
+        """The dimensions from one to another as one."""
+        rank = len(self.ragged.shape)
+        outer, inner = (axis + rank if axis < 0 else axis for axis in (outer_axis, inner_axis))
+        if not 0 <= outer <= inner < rank:
             raise InvalidArgumentError(
-                f"RaggedTensor.merge_dims: only (0, 1) here, got ({outer_axis}, {inner_axis})"
+                f"RaggedTensor.merge_dims: a tensor of {rank} dimensions has no dimensions from "
+                f"{outer_axis} to {inner_axis}"
             )
-        return self.values
+        return self if outer == inner else wrap_rows(_merge(self.ragged, outer, inner))
 
     def value_rowids(self, name: str | None = None) -> Tensor:
         return as_tensor(np.repeat(np.arange(len(self.ragged)), self.ragged.row_lengths))
 
     def with_flat_values(self, new_values: Any) -> RaggedTensor:
-        return RaggedTensor(_with_flat_values(self.ragged, to_array(new_values)))
+        return RaggedTensor(_with_flat_values(self.ragged, plain_rows(new_values)))
 
     @property
     def dtype(self) -> DType:
@@ -225,7 +236,7 @@ class RaggedTensor:
         if not rest:
             return wrap_rows(part)
         if isinstance(first, slice):
-            rows = [_values(wrap_rows(row)[tuple(rest)]) for row in part]
+            rows = [plain_rows(wrap_rows(row)[tuple(rest)]) for row in part]
             return RaggedTensor(Ragged.from_rows(rows, self.ragged.dtype))
         return wrap_rows(part)[tuple(rest)]
 
@@ -240,20 +251,19 @@ class RaggedTensor:
     def operand_like(self, other: Any, call: str) -> Any:
         """The other operand, for the flat values: ragged with the same rows, or one per row."""
         if isinstance(other, RaggedTensor):
-            if [one.tolist() for one in _splits(other)] != [one.tolist() for one in _splits(self)]:
+            if _splits(other) != _splits(self):
                 raise InvalidArgumentError(
                     f"tf.{call}: the rows of {self!r:.60} and {other!r:.60} differ in length"
                 )
             return other.flat_values
-        shape = np.shape(to_array(other, self.dtype if isinstance(other, list) else None, call))
-        if len(shape) != 2 or shape == (1, 1):
+        column = to_array(other, self.dtype if isinstance(other, list) else None, call)
+        if column.ndim != 2 or column.shape == (1, 1):
             return other
-        if shape != (len(self), 1) or self.ragged_rank > 1:
+        if column.shape != (len(self), 1) or self.ragged_rank > 1:
             raise InvalidArgumentError(
-                f"tf.{call}: {shape} does not fit the rows of {self!r:.60}; pass a column"
+                f"tf.{call}: {column.shape} does not fit the rows of {self!r:.60}; pass a column"
             )
-        column = as_tensor(to_array(other, self.dtype if isinstance(other, list) else None))
-        return as_tensor(np.repeat(plain_leaf(column)[:, 0], self.ragged.row_lengths))
+        return as_tensor(np.repeat(column[:, 0], self.ragged.row_lengths))
 
     def _apply(self, call: Callable[[Any, Any], Any], other: Any, is_reflected: bool) -> Any:
         flat, more = self.flat_values, self.operand_like(other, call.__name__.strip("_"))
@@ -284,8 +294,8 @@ def _value_text(value: Any) -> str:
     return np.array2string(value, separator=", ") if value.size else repr(value.tolist())
 
 
-def _splits(value: RaggedTensor) -> list[Array]:
-    return [plain_leaf(one) for one in value.nested_row_splits]
+def _splits(value: RaggedTensor) -> list[list[int]]:
+    return [plain_leaf(one).tolist() for one in value.nested_row_splits]
 
 
 def _make_operator(name: str, is_reflected: bool) -> Callable[[RaggedTensor, Any], Any]:
@@ -305,37 +315,90 @@ def wrap_rows(value: Any) -> Any:
     return RaggedTensor(value) if isinstance(value, Ragged) else as_tensor(value)
 
 
-def _values(value: Any) -> Any:
+def plain_rows(value: Any) -> Any:
+    """The `Ragged` of a ragged tensor, or the array of another value."""
     return value.ragged if isinstance(value, RaggedTensor) else to_array(value)
 
 
-def _with_flat_values(ragged: Ragged, values: Array) -> Ragged:
+def stack_rows(rows: Iterable[Any]) -> RaggedTensor:
+    """Rows of different lengths as one ragged tensor."""
+    return RaggedTensor(Ragged.from_rows([plain_rows(row) for row in rows]))
+
+
+def _with_flat_values(ragged: Ragged, values: Array | Ragged) -> Ragged:
     flat, splits = ragged.flat, ragged.row_splits - ragged.row_splits[0]
     return Ragged(_with_flat_values(flat, values) if isinstance(flat, Ragged) else values, splits)
 
 
+def _count_kept(rows: Array, lengths: Any, padding: Any) -> Array:
+    """How many values of each row are kept."""
+    size = rows.shape[1]
+    if lengths is not None:
+        return np.clip(to_array(lengths), 0, size)
+    if padding is None:
+        return np.full(len(rows), size)
+    kept = (rows != to_array(padding, rows.dtype)).reshape(*rows.shape[:2], -1).any(axis=2)
+    return np.where(kept.any(axis=1), size - kept[:, ::-1].argmax(axis=1), 0)
+
+
+def _cut_rows(rows: Array, counts: Array, kind: Any) -> Ragged:
+    splits = np.concatenate(([0], counts.cumsum())).astype(kind)
+    return Ragged(rows[np.arange(rows.shape[1]) < counts[:, None]], splits)
+
+
+def _cut_each(rows: Array, lengths: Any, kind: Any) -> Ragged:
+    """Rows that are cut to the first lengths, and the values of each to the others."""
+    ragged = _cut_rows(rows, _count_kept(rows, lengths[0], None), kind)
+    if len(lengths) == 1:
+        return ragged
+    return Ragged(_cut_each(ragged.flat, lengths[1:], kind), ragged.row_splits)
+
+
+def _merge(value: Ragged | Array, outer: int, inner: int) -> Ragged | Array:
+    """The dimensions of a value from `outer` to `inner` as one."""
+    if not isinstance(value, Ragged):
+        return value.reshape(*value.shape[:outer], -1, *value.shape[inner + 1 :])
+    flat, splits = value.flat, value.row_splits - value.row_splits[0]
+    if outer == 0:
+        return flat if inner == 1 else _merge(flat, 0, inner - 1)
+    if outer > 1:
+        return Ragged(_merge(flat, outer - 1, inner - 1), splits)
+    for _ in range(inner - 1):
+        if isinstance(flat, Ragged):
+            splits = (flat.row_splits - flat.row_splits[0])[splits]
+            flat = flat.flat
+        else:
+            splits = splits * flat.shape[1]
+            flat = flat.reshape(-1, *flat.shape[2:])
+    return Ragged(flat, splits)
+
+
 def fill_rows(ragged: Ragged, default: Any, shape: Any) -> Array:
     """The rows as one array."""
-    filling: Any = b"" if ragged.dtype.kind == "O" else 0
-    if default is not None:
-        filling = to_array(default, of_numpy(ragged.dtype))[()]
+    filling = default_filling(default, ragged.dtype)
     flat = ragged.flat
     inner = fill_rows(flat, default, None) if isinstance(flat, Ragged) else flat
     lengths = ragged.row_lengths
     longest = int(lengths.max(initial=0))
     result = np.empty((len(ragged), longest, *inner.shape[1:]), inner.dtype)
-    result[:] = filling
+    result[...] = filling
     result[np.arange(longest) < lengths[:, None]] = inner
     return result if shape is None else _fit(result, list(shape), filling)
 
 
-def _fit(array: Array, shape: list[Any], filling: Any) -> Array:
+def default_filling(default: Any, dtype: np.dtype[Any]) -> Array:
+    """What is where no value is: by default 0, or an empty string."""
+    if default is None:
+        return np.array(b"" if dtype.kind == "O" else 0, dtype)
+    return to_array(default, of_numpy(dtype))
+
+
+def _fit(array: Array, shape: list[Any], filling: Array) -> Array:
     """Cuts and fills the leading dimensions of an array to a shape; None leaves one as it is."""
     wanted = [
         have if want is None else int(want) for have, want in zip(array.shape, shape, strict=True)
     ]
-    result = np.empty(wanted, array.dtype)
-    result[:] = filling
+    result = np.full(wanted, filling, array.dtype)
     common = tuple(slice(min(a, b)) for a, b in zip(array.shape, wanted, strict=True))
     result[common] = array[common]
     return result
@@ -406,10 +469,3 @@ class SparseTensor:
 
     def __repr__(self) -> str:
         return f"<tf.SparseTensor of shape {self.shape}, values={plain_leaf(self.values)}>"
-
-
-def _rows_of(value: Any) -> Ragged:
-    rows = value.rows if isinstance(value, SparseTensor) else value
-    if not isinstance(rows, Ragged):
-        raise InvalidArgumentError(f"RaggedTensor.from_sparse: needs two dimensions, got {value!r}")
-    return rows

@@ -15,11 +15,10 @@ import numpy as np
 from penstock.errors import InvalidArgumentError
 from penstock.plan import seeds
 from penstock.plan.seeds import set_seed
-from penstock.tf.distributions import Draws, ElementDraws, StatelessDraws
-from penstock.tf.drawing import current_generator, is_in_element
+from penstock.tf.distributions import Draws, PhiloxDraws, StatelessDraws, current_draws
+from penstock.tf.drawing import is_in_element
 from penstock.tf.missing_operations import Namespace, missing_from_tf
 from penstock.tf.operations import dims
-from penstock.tf.philox import Words, philox_words
 from penstock.tf.values import Tensor, as_tensor, to_array
 
 __all__ = [
@@ -43,10 +42,6 @@ __all__ = [
 ]
 
 
-def _draws() -> Draws:
-    return ElementDraws(current_generator())
-
-
 def uniform(
     shape: Any,
     minval: Any = 0,
@@ -56,7 +51,7 @@ def uniform(
     name: str | None = None,
 ) -> Tensor:
     """Numbers between `minval` and `maxval`, which is not included."""
-    return _draws().uniform(shape, minval, maxval, dtype)
+    return current_draws().uniform(shape, minval, maxval, dtype)
 
 
 def normal(
@@ -68,7 +63,7 @@ def normal(
     name: str | None = None,
 ) -> Tensor:
     """Numbers of a normal distribution."""
-    return _draws().normal(shape, mean, stddev, dtype)
+    return current_draws().normal(shape, mean, stddev, dtype)
 
 
 def truncated_normal(
@@ -80,20 +75,20 @@ def truncated_normal(
     name: str | None = None,
 ) -> Tensor:
     """Numbers of a normal distribution, at most two deviations away from the mean."""
-    return _draws().truncated_normal(shape, mean, stddev, dtype)
+    return current_draws().truncated_normal(shape, mean, stddev, dtype)
 
 
 def shuffle(value: Any, seed: int | None = None, name: str | None = None) -> Tensor:
     """The rows in random order."""
     array = to_array(value)
-    return as_tensor(array[_draws().permutation(len(array))])
+    return as_tensor(array[current_draws().permutation(len(array))])
 
 
 def categorical(
     logits: Any, num_samples: Any, dtype: Any = np.int64, seed: Any = None, name: Any = None
 ) -> Tensor:
     """For each row of logits, numbers of classes."""
-    return _draws().categorical(logits, int(num_samples), dtype)
+    return current_draws().categorical(logits, int(num_samples), dtype)
 
 
 def stateless_uniform(
@@ -171,22 +166,34 @@ class SeededGenerator:
 
     __draws_numbers__ = True
 
-    def __init__(self, key: int, counter: int = 0) -> None:
-        self._key, self._counter = key, counter
+    algorithm = 1
+    """The number of TensorFlow for Philox."""
+
+    def __init__(
+        self, copy_from: SeededGenerator | None = None, state: Any = None, alg: Any = None
+    ) -> None:
+        _check_algorithm(alg)
+        self._key, self._counter = seeds.draw(), 0
+        given = state if copy_from is None else copy_from.state
+        if given is not None:
+            self.reset(given)
 
     @classmethod
     def from_seed(cls, seed: Any, alg: Any = None) -> SeededGenerator:
         _check_algorithm(alg)
-        return cls(0, int(to_array(seed)))
+        return cls.from_key_counter(0, [seed, 0])
 
     @classmethod
     def from_non_deterministic_state(cls, alg: Any = None) -> SeededGenerator:
-        return cls(seeds.draw())
+        return cls(alg=alg)
 
     @classmethod
     def from_state(cls, state: Any, alg: Any = None) -> SeededGenerator:
-        low, high, key = (int(one) & (1 << 64) - 1 for one in to_array(state))
-        return cls(key, low | high << 64)
+        return cls(state=state, alg=alg)
+
+    @classmethod
+    def from_key_counter(cls, key: Any, counter: Any, alg: Any = None) -> SeededGenerator:
+        return cls(state=[*to_array(counter), key], alg=alg)
 
     @property
     def state(self) -> Tensor:
@@ -197,8 +204,31 @@ class SeededGenerator:
     def key(self) -> Tensor:
         return self.state[2]
 
+    def __getattr__(self, name: str) -> NoReturn:
+        raise missing_from_tf("random.Generator", name, dir(type(self)))
+
+    def reset(self, state: Any) -> None:
+        """Continues at another state: two numbers of a counter, and a key."""
+        parts = [int(one) & (1 << 64) - 1 for one in to_array(state)]
+        if len(parts) != 3:
+            raise InvalidArgumentError(
+                f"tf.random.Generator: state must have 3 numbers, got {len(parts)}"
+            )
+        low, high, self._key = parts
+        self._counter = low | high << 64
+
     def reset_from_seed(self, seed: Any) -> None:
-        self._key, self._counter = 0, int(to_array(seed))
+        self.reset([seed, 0, 0])
+
+    def reset_from_key_counter(self, key: Any, counter: Any) -> None:
+        self.reset([*to_array(counter), key])
+
+    def state_dict(self) -> dict[str, Any]:
+        """What `tf.train.Checkpoint` saves."""
+        return {"state": self.state.numpy()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.reset(state["state"])
 
     def skip(self, delta: Any) -> None:
         """Moves on, as if `delta` numbers had been drawn."""
@@ -207,8 +237,8 @@ class SeededGenerator:
     def _draws(self, shape: Any) -> Draws:
         """Draws for a shape; the generator moves on by 256 blocks for each number."""
         if is_in_element():
-            return _draws()
-        draws = _GeneratorDraws(self._key, self._counter)
+            return current_draws()
+        draws = PhiloxDraws(self._key, self._counter)
         self.skip(math.prod(dims("random.Generator", shape)))
         return draws
 
@@ -254,10 +284,7 @@ class SeededGenerator:
     def split(self, count: Any = 1) -> list[SeededGenerator]:
         """Other generators, which draw other numbers."""
         keys = self.make_seeds(count).numpy()[0]
-        return [SeededGenerator(int(key) & (1 << 64) - 1) for key in keys]
-
-
-Generator = SeededGenerator
+        return [SeededGenerator(state=[0, 0, key]) for key in keys]
 
 
 def _check_algorithm(alg: Any) -> None:
@@ -267,16 +294,7 @@ def _check_algorithm(alg: Any) -> None:
         )
 
 
-class _GeneratorDraws(Draws):
-    """Draws from one state of a generator."""
-
-    def __init__(self, key: int, counter: int) -> None:
-        self._key, self._counter = key, counter
-
-    def words(self, count: int) -> Words:
-        made = philox_words(self._key, self._counter, count)
-        self._counter += -(-count // 4)
-        return made
+Generator = SeededGenerator
 
 
 _global: list[SeededGenerator] = []

@@ -33,7 +33,7 @@ def _reduction(name: str, compute: Compute, kinds: str = "iufc") -> Callable[...
         input_tensor: Any, axis: Any = None, keepdims: bool = False, name: str | None = None
     ) -> Any:
         if isinstance(input_tensor, RaggedTensor):
-            one = _mean_of_row if compute is _mean else on_array
+            one = _mean_of_row if compute is plain.reduce_mean else on_array
             return _reduce_ragged(one, input_tensor, axis, keepdims)
         return on_array(input_tensor, axis, keepdims)
 
@@ -96,10 +96,6 @@ def _columns(rows: RaggedTensor) -> list[Array]:
     ]
 
 
-def _mean(array: Array, axis: Any, keepdims: bool) -> Any:
-    return plain.reduce_mean(array, axis, keepdims)
-
-
 def _extreme(ufunc: Any, sign: int) -> Compute:
     """The extreme; that of nothing is the least or greatest value of the dtype."""
 
@@ -138,7 +134,7 @@ reduce_sum = _reduction(
 reduce_prod = _reduction(
     "reduce_prod", lambda x, axis, keep: np.prod(x, axis, dtype=x.dtype, keepdims=keep)
 )
-reduce_mean = _reduction("reduce_mean", _mean)
+reduce_mean = _reduction("reduce_mean", plain.reduce_mean)
 reduce_max = _reduction("reduce_max", _extreme(np.maximum, -1), "iuf")
 reduce_min = _reduction("reduce_min", _extreme(np.minimum, 1), "iuf")
 reduce_any = _reduction("reduce_any", lambda x, axis, keep: np.any(x, axis, keepdims=keep), "b")

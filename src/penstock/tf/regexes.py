@@ -42,7 +42,7 @@ class Regex:
 
 
 class _NotBehindAMatch:
-    """A replacement that leaves out empty matches directly behind others, as RE2 does."""
+    """A replacement that leaves out an empty match directly behind another match, as RE2 does."""
 
     def __init__(self, template: str) -> None:
         self._template, self._end = template, 0
@@ -54,14 +54,10 @@ class _NotBehindAMatch:
 
 
 @functools.lru_cache(maxsize=128)
-def _compile(pattern: bytes) -> Regex:
-    return Regex(pattern)
-
-
 def regex_of(call: str, pattern: bytes) -> Regex:
     """The compiled pattern; InvalidArgumentError if it is not valid."""
     try:
-        return _compile(pattern)
+        return Regex(pattern)
     except re.error as error:
         raise InvalidArgumentError(
             f"tf.strings.{call}: the pattern {pattern!r} is not valid: {error}"
@@ -120,7 +116,7 @@ def _write_categories(pattern: str) -> str:
 
 @functools.cache
 def _characters_of(category: str, is_negated: bool) -> str:
-    """The inside of a set: the characters of a category, or all others."""
+    """The inside of a set: the characters of a category, or all other characters."""
     ranges: list[list[int]] = []
     for code in range(sys.maxunicode + 1):
         if unicodedata.category(chr(code)).startswith(category) is is_negated:

@@ -36,6 +36,7 @@ def _where_ragged(condition: RaggedTensor, x: Any, y: Any) -> Any:
     return condition.with_flat_values(where(condition.flat_values, *flat))
 
 
+@operation
 def gather(
     params: Any,
     indices: Any,
@@ -51,11 +52,6 @@ def gather(
         if axis not in (None, 0) or batch_dims or isinstance(indices, RaggedTensor):
             raise InvalidArgumentError("tf.gather: of ragged rows, only rows; loop over the rows")
         return RaggedTensor(params.ragged.take(_in_range("gather", indices, len(params))))
-    return _gather(params, indices, axis, batch_dims)
-
-
-@operation
-def _gather(params: Any, indices: Any, axis: Any, batch_dims: int) -> Any:
     array = to_array(params)
     where = batch_dims if axis is None else integer("gather", "axis", axis)
     if batch_dims:
@@ -78,25 +74,25 @@ def _in_range(call: str, indices: Any, count: int) -> Array:
 @operation
 def gather_nd(params: Any, indices: Any, batch_dims: int = 0, name: str | None = None) -> Any:
     """The values (or slices) at rows of indices."""
-    array, places = to_array(params), numbers("gather_nd", indices, "iu")
+    array = to_array(params)
     if batch_dims:
         raise InvalidArgumentError("tf.gather_nd: batch_dims must be 0; use tf.gather")
-    for dimension in range(places.shape[-1]):
-        _in_range("gather_nd", places[..., dimension], array.shape[dimension])
-    return array[tuple(np.moveaxis(places, -1, 0))]
+    return array[_index_of_rows("gather_nd", indices, array.shape)]
 
 
+def _index_of_rows(call: str, indices: Any, shape: tuple[int, ...]) -> tuple[Array, ...]:
+    """Rows of indices as the index of an array, inside of its shape."""
+    columns = np.moveaxis(numbers(call, indices, "iu"), -1, 0)
+    return tuple(_in_range(call, places, shape[axis]) for axis, places in enumerate(columns))
+
+
+@operation
 def boolean_mask(
     tensor: Any, mask: Any, axis: Any = None, name: str | None = "boolean_mask"
 ) -> Any:
     """The values where the mask is True."""
     if isinstance(tensor, RaggedTensor) and not isinstance(mask, RaggedTensor):
         return RaggedTensor(tensor.ragged.take(np.flatnonzero(to_array(mask))))
-    return _boolean_mask(tensor, mask, axis)
-
-
-@operation
-def _boolean_mask(tensor: Any, mask: Any, axis: Any) -> Any:
     array, kept = to_array(tensor), to_array(mask).astype(bool)
     where = 0 if axis is None else int(axis)
     if kept.ndim == 0:
@@ -145,17 +141,7 @@ def argmax(
     input: Any, axis: Any = None, output_type: Any = np.int64, name: str | None = None
 ) -> Any:
     """Where the greatest value is along a dimension, by default the first; nan is never it."""
-    array = _numbers_in_rows("argmax", input)
-    if array.dtype.kind == "f":
-        array = np.where(np.isnan(array), -np.inf, array)
-    return np.argmax(array, 0 if axis is None else int(axis)).astype(as_dtype(output_type).dtype)
-
-
-def _numbers_in_rows(call: str, value: Any) -> Array:
-    array = numbers(call, value, "biufc")
-    if not array.ndim:
-        raise InvalidArgumentError(f"tf.{call}: needs at least one dimension, got a single value")
-    return array
+    return _find_extreme(np.argmax, -np.inf, input, axis, output_type)
 
 
 @operation
@@ -163,13 +149,21 @@ def argmin(
     input: Any, axis: Any = None, output_type: Any = np.int64, name: str | None = None
 ) -> Any:
     """Where the least value is along a dimension, by default the first; nan is never it."""
-    array = _numbers_in_rows("argmin", input)
+    return _find_extreme(np.argmin, np.inf, input, axis, output_type)
+
+
+def _find_extreme(find: Any, worst: float, value: Any, axis: Any, output_type: Any) -> Any:
+    """Where `np.argmax` or `np.argmin` finds a value; nan counts as the worst one."""
+    call = find.__name__
+    array = numbers(call, value, "biufc")
+    if not array.ndim:
+        raise InvalidArgumentError(f"tf.{call}: needs at least one dimension, got a single value")
     if array.dtype.kind == "f":
-        array = np.where(np.isnan(array), np.inf, array)
-    return np.argmin(array, 0 if axis is None else int(axis)).astype(as_dtype(output_type).dtype)
+        array = np.where(np.isnan(array), worst, array)
+    return find(array, 0 if axis is None else int(axis)).astype(as_dtype(output_type).dtype)
 
 
-def _check_direction(call: str, direction: str) -> bool:
+def _is_descending(call: str, direction: str) -> bool:
     if direction not in ("ASCENDING", "DESCENDING"):
         raise InvalidArgumentError(f"tf.{call}: direction must be ASCENDING or DESCENDING")
     return direction == "DESCENDING"
@@ -179,7 +173,7 @@ def _check_direction(call: str, direction: str) -> bool:
 def sort(values: Any, axis: Any = -1, direction: str = "ASCENDING", name: str | None = None) -> Any:
     """The values in order along a dimension."""
     made = np.sort(to_array(values), int(axis))
-    return np.flip(made, int(axis)).copy() if _check_direction("sort", direction) else made
+    return np.flip(made, int(axis)).copy() if _is_descending("sort", direction) else made
 
 
 @operation
@@ -192,10 +186,15 @@ def argsort(
 ) -> Any:
     """The indices that put the values in order; equal values stay in order."""
     array, where = numbers("argsort", values), int(axis)
-    if not _check_direction("argsort", direction):
-        return np.argsort(array, where, kind="stable").astype(np.int32)
-    last = np.flip(np.argsort(np.flip(array, where), where, kind="stable"), where)
-    return (array.shape[where] - 1 - last).astype(np.int32)
+    if _is_descending("argsort", direction):
+        return _falling_order(array, where).astype(np.int32)
+    return np.argsort(array, where, kind="stable").astype(np.int32)
+
+
+def _falling_order(array: Array, axis: int) -> Array:
+    """The indices from the greatest value to the least; equal values stay in order."""
+    last = np.flip(np.argsort(np.flip(array, axis), axis, kind="stable"), axis)
+    return array.shape[axis] - 1 - last
 
 
 @operation
@@ -229,8 +228,7 @@ def top_k(
     array = numbers("math.top_k", input, "iuf")
     if not array.ndim or not 0 <= int(k) <= array.shape[-1]:
         raise InvalidArgumentError(f"tf.math.top_k: k is {int(k)}, but the shape is {array.shape}")
-    rising = np.flip(np.argsort(np.flip(array, -1), -1, kind="stable"), -1)
-    order = (array.shape[-1] - 1 - rising)[..., : int(k)]
+    order = _falling_order(array, -1)[..., : int(k)]
     return TopK(np.take_along_axis(array, order, -1), order.astype(_index_dtype(index_type)))
 
 
@@ -246,11 +244,9 @@ def _index_dtype(index_type: Any) -> Any:
 @operation
 def scatter_nd(indices: Any, updates: Any, shape: Any, name: str | None = None) -> Any:
     """Zeros in a shape, with updates added at rows of indices."""
-    values, places = to_array(updates), numbers("scatter_nd", indices, "iu")
+    values = to_array(updates)
     result = np.zeros(dims("scatter_nd", shape), values.dtype)
-    for dimension in range(places.shape[-1]):
-        _in_range("scatter_nd", places[..., dimension], result.shape[dimension])
-    np.add.at(result, tuple(np.moveaxis(places, -1, 0)), values)
+    np.add.at(result, _index_of_rows("scatter_nd", indices, result.shape), values)
     return result
 
 
@@ -260,10 +256,8 @@ def tensor_scatter_nd_update(
 ) -> Any:
     """A copy of a tensor, with updates at rows of indices."""
     result = to_array(tensor).copy()
-    places = numbers("tensor_scatter_nd_update", indices, "iu")
-    for dimension in range(places.shape[-1]):
-        _in_range("tensor_scatter_nd_update", places[..., dimension], result.shape[dimension])
-    result[tuple(np.moveaxis(places, -1, 0))] = to_array(updates, result.dtype)
+    places = _index_of_rows("tensor_scatter_nd_update", indices, result.shape)
+    result[places] = to_array(updates, result.dtype)
     return result
 
 

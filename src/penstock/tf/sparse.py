@@ -8,7 +8,7 @@ import numpy as np
 
 from penstock.element.ragged import Ragged
 from penstock.tf.missing_operations import missing_from_tf
-from penstock.tf.ragged_values import RaggedTensor, SparseTensor, fill_rows
+from penstock.tf.ragged_values import RaggedTensor, SparseTensor, default_filling, fill_rows
 from penstock.tf.values import Tensor, as_tensor, plain_leaf, to_array
 
 __all__ = ["SparseTensor", "from_dense", "to_dense"]
@@ -28,11 +28,8 @@ def to_dense(
     if isinstance(sp_input.__dict__.get("rows"), Ragged):
         return as_tensor(fill_rows(sp_input.rows, default_value, None))
     values = plain_leaf(sp_input.values)
-    filling: Any = b"" if values.dtype.kind == "O" else 0
-    if default_value is not None:
-        filling = to_array(default_value, values.dtype)
-    result = np.empty(plain_leaf(sp_input.dense_shape), values.dtype)
-    result[...] = filling
+    filling = default_filling(default_value, values.dtype)
+    result = np.full(plain_leaf(sp_input.dense_shape), filling, values.dtype)
     result[tuple(plain_leaf(sp_input.indices).T)] = values
     return as_tensor(result)
 

@@ -14,9 +14,8 @@ from penstock.element.strings import bytes_of
 from penstock.errors import InvalidArgumentError, InvalidTypeError
 from penstock.shim import printing
 from penstock.tf.missing_operations import missing_from_tf
-from penstock.tf.operations import elementwise, operation
-from penstock.tf.operations import texts as as_texts
-from penstock.tf.ragged_values import RaggedTensor
+from penstock.tf.operations import elementwise, map_texts, operation, texts, vector
+from penstock.tf.ragged_values import RaggedTensor, plain_rows
 from penstock.tf.reductions import reduce_join
 from penstock.tf.regexes import regex_of
 from penstock.tf.values import Array, as_tensor, to_array
@@ -47,43 +46,34 @@ __all__ = [
 ]
 
 
-def _each(call: str, value: Any, function: Callable[[bytes], Any], dtype: Any = object) -> Array:
-    """A function of every string."""
-    array = as_texts(call, value)
-    result = np.empty(array.shape, dtype)
-    if array.ndim == 0:
-        result[()] = function(array[()])
-    else:
-        result.ravel()[:] = [function(text) for text in array.ravel().tolist()]
-    return result
-
-
 @elementwise
 def lower(input: Any, encoding: str = "", name: str | None = None) -> Any:
     """Letters as small letters: only those of ASCII, unless `encoding` is utf-8."""
     if encoding:
-        return _each("strings.lower", input, lambda text: text.decode().lower().encode())
-    return _each("strings.lower", input, bytes.lower)
+        return map_texts("strings.lower", input, lambda text: text.decode().lower().encode())
+    return map_texts("strings.lower", input, bytes.lower)
 
 
 @elementwise
 def upper(input: Any, encoding: str = "", name: str | None = None) -> Any:
     """Letters as capitals: only those of ASCII, unless `encoding` is utf-8."""
     if encoding:
-        return _each("strings.upper", input, lambda text: text.decode().upper().encode())
-    return _each("strings.upper", input, bytes.upper)
+        return map_texts("strings.upper", input, lambda text: text.decode().upper().encode())
+    return map_texts("strings.upper", input, bytes.upper)
 
 
 @elementwise
 def strip(input: Any, name: str | None = None) -> Any:
     """Without white space at both ends."""
-    return _each("strings.strip", input, bytes.strip)
+    return map_texts("strings.strip", input, bytes.strip)
 
 
 @elementwise
 def length(input: Any, unit: str = "BYTE", name: str | None = None) -> Any:
     """The number of bytes, or of characters if `unit` is UTF8_CHAR."""
-    return _each("strings.length", input, len if _is_bytes("length", unit) else _count, np.int32)
+    return map_texts(
+        "strings.length", input, len if _is_bytes("length", unit) else _count, np.int32
+    )
 
 
 def _count(text: bytes) -> int:
@@ -100,30 +90,25 @@ def _is_bytes(call: str, unit: str) -> bool:
 def substr(input: Any, pos: Any, len: Any, unit: str = "BYTE", name: str | None = None) -> Any:
     """A part of each string: `len` bytes (or characters) from `pos` on."""
     array, starts, counts = np.broadcast_arrays(
-        as_texts("strings.substr", input), to_array(pos), to_array(len)
+        texts("strings.substr", input), to_array(pos), to_array(len)
     )
     in_bytes = _is_bytes("substr", unit)
     parts = [
         _part(text, int(start), int(count), in_bytes)
         for text, start, count in zip(array.flat, starts.flat, counts.flat, strict=True)
     ]
-    result = np.empty(array.shape, object)
-    result.flat[:] = parts
-    return result
+    return vector(parts).reshape(array.shape)
 
 
 def _part(text: bytes, start: int, count: int, in_bytes: bool) -> Any:
     whole: Any = text if in_bytes else text.decode(errors="replace")
-    if not -len_of(whole) <= start <= len_of(whole):
+    if not -len(whole) <= start <= len(whole):
         raise InvalidArgumentError(
             f"tf.strings.substr: pos {start} is out of range for string {text!r:.40}"
         )
-    first = start + len_of(whole) if start < 0 else start
+    first = start + len(whole) if start < 0 else start
     part = whole[first : None if count < 0 else first + count]
     return part if in_bytes else part.encode()
-
-
-len_of = len
 
 
 @operation
@@ -133,7 +118,7 @@ def join(inputs: Any, separator: Any = "", name: str | None = None) -> Any:
     if rows_like is not None:
         flat = [rows_like.operand_like(one, "strings.join") for one in inputs]
         return rows_like.with_flat_values(join(flat, separator))
-    arrays = [as_texts("strings.join", one) for one in inputs]
+    arrays = [texts("strings.join", one) for one in inputs]
     between = to_array(separator)[()]
     shapes = {array.shape for array in arrays if array.ndim}
     if not arrays:
@@ -141,9 +126,8 @@ def join(inputs: Any, separator: Any = "", name: str | None = None) -> Any:
     if len(shapes) > 1:
         raise InvalidArgumentError(f"tf.strings.join: the shapes differ: {sorted(shapes)}")
     rows = np.broadcast_arrays(*arrays)
-    result = np.empty(rows[0].shape, object)
-    result.flat[:] = [between.join(row) for row in zip(*(one.flat for one in rows), strict=True)]
-    return result
+    joined = [between.join(row) for row in zip(*(one.flat for one in rows), strict=True)]
+    return vector(joined).reshape(rows[0].shape)
 
 
 def split(input: Any, sep: Any = None, maxsplit: int = -1, name: str | None = None) -> Any:
@@ -167,33 +151,21 @@ def _split_each(
 ) -> Any:
     """A function from a string to a list: a vector for one string, ragged rows for several."""
     if isinstance(value, RaggedTensor):
-        inner = _split_each(call, value.flat_values, function, dtype)
-        return RaggedTensor(_nest(value.ragged, inner.ragged))
-    array = as_texts(call, value)
+        return value.with_flat_values(_split_each(call, value.flat_values, function, dtype))
+    array = texts(call, value)
     if array.ndim == 0:
-        return as_tensor(_vector(function(array[()]), dtype))
-    flat = [_vector(function(text), dtype) for text in array.ravel().tolist()]
+        return as_tensor(vector(function(array[()]), dtype))
+    flat = [vector(function(text), dtype) for text in array.ravel().tolist()]
     rows = Ragged.from_rows(flat, dtype) if flat else Ragged(np.zeros(0, dtype), [0])
     for dimension in reversed(array.shape[1:]):
         rows = Ragged(rows, np.arange(0, len(rows) + 1, max(dimension, 1)))
     return RaggedTensor(rows)
 
 
-def _nest(outer: Ragged, rows: Ragged) -> Ragged:
-    flat, splits = outer.flat, outer.row_splits - outer.row_splits[0]
-    return Ragged(_nest(flat, rows) if isinstance(flat, Ragged) else rows, splits)
-
-
-def _vector(values: list[Any], dtype: Any) -> Array:
-    result = np.empty(len_of(values), dtype)
-    result[:] = values
-    return result
-
-
 def bytes_split(input: Any, name: str | None = None) -> Any:
     """The single bytes of strings."""
     return _split_each(
-        "strings.bytes_split", input, lambda text: [text[i : i + 1] for i in range(len_of(text))]
+        "strings.bytes_split", input, lambda text: [text[i : i + 1] for i in range(len(text))]
     )
 
 
@@ -248,13 +220,10 @@ def unicode_encode(
     name: str | None = None,
 ) -> Any:
     """Rows of code points as strings."""
-    if isinstance(input, RaggedTensor):
-        rows = [_encode(row, output_encoding) for row in input.ragged]
-        return as_tensor(_vector(rows, object))
-    array = to_array(input)
-    if array.ndim == 1:
-        return as_tensor(_encode(array, output_encoding))
-    return as_tensor(_vector([_encode(row, output_encoding) for row in array], object))
+    rows = plain_rows(input)
+    if len(rows.shape) == 1:
+        return as_tensor(_encode(rows, output_encoding))
+    return as_tensor(vector([_encode(row, output_encoding) for row in rows]))
 
 
 def _encode(points: Array, encoding: str) -> bytes:
@@ -268,14 +237,16 @@ def regex_replace(
     r"""Every match of a pattern replaced; `\1` in `rewrite` is the first group."""
     found = regex_of("regex_replace", to_array(pattern)[()])
     template, count = to_array(rewrite)[()], 0 if replace_global else 1
-    return _each("strings.regex_replace", input, lambda text: found.replace(text, template, count))
+    return map_texts(
+        "strings.regex_replace", input, lambda text: found.replace(text, template, count)
+    )
 
 
 @elementwise
 def regex_full_match(input: Any, pattern: Any, name: str | None = None) -> Any:
     """Whether a pattern matches the whole string."""
     found = regex_of("regex_full_match", to_array(pattern)[()])
-    return _each("strings.regex_full_match", input, found.matches, bool)
+    return map_texts("strings.regex_full_match", input, found.matches, bool)
 
 
 @elementwise
@@ -284,12 +255,12 @@ def to_number(input: Any, out_type: Any = np.float32, name: str | None = None) -
     kind = as_dtype(out_type)
     if kind.name not in ("float32", "float64", "int32", "int64"):
         raise InvalidTypeError(f"tf.strings.to_number: out_type cannot be {kind.name}")
-    parse: Callable[[bytes], Any] = _integer if kind.is_integer else _float
+    parse: Callable[[bytes], Any] = int if kind.is_integer else float
     limits = np.iinfo(kind.dtype) if kind.is_integer else None
 
     def number(text: bytes) -> Any:
         try:
-            value = parse(text)
+            value = None if b"_" in text else parse(text)  # Only Python knows 1_000.
         except ValueError:
             value = None
         if value is None or (limits is not None and not limits.min <= value <= limits.max):
@@ -299,19 +270,7 @@ def to_number(input: Any, out_type: Any = np.float32, name: str | None = None) -
             )
         return value
 
-    return _each("strings.to_number", input, number, kind.dtype)
-
-
-def _integer(text: bytes) -> int:
-    if b"_" in text:
-        raise ValueError
-    return int(text)
-
-
-def _float(text: bytes) -> float:
-    if b"_" in text:
-        raise ValueError
-    return float(text)
+    return map_texts("strings.to_number", input, number, kind.dtype)
 
 
 @elementwise
@@ -344,7 +303,7 @@ def _buckets(call: str, input: Any, num_buckets: Any, hashed: Callable[[bytes], 
         raise InvalidArgumentError(
             f"tf.strings.{call}: num_buckets must be at least 1, got {count}"
         )
-    return _each(f"strings.{call}", input, lambda text: hashed(text) % count, np.int64)
+    return map_texts(f"strings.{call}", input, lambda text: hashed(text) % count, np.int64)
 
 
 @elementwise
@@ -370,7 +329,7 @@ def as_string(
     letter = "g" if shortest else "e" if scientific else "f"
     pattern = f"%{fill}{size}{digits}{letter}" if array.dtype.kind in "fc" else f"%{fill}{size}d"
     result = np.empty(array.shape, object)
-    result.ravel()[...] = [_text_of(one, pattern) for one in array.ravel().tolist()]
+    result.ravel()[:] = [_text_of(one, pattern) for one in array.ravel().tolist()]
     return result
 
 
@@ -392,11 +351,9 @@ def format(
     """A text with the values of tensors in place of each `{}`."""
     values = inputs if isinstance(inputs, list | tuple) else [inputs]
     parts = template.split(placeholder)
-    if len_of(parts) - 1 != len_of(values):
+    if len(parts) - 1 != len(values):
         kind = InvalidArgumentError if isinstance(inputs, list | tuple) else InvalidTypeError
-        raise kind(
-            f"tf.strings.format: {len_of(parts) - 1} placeholders, but {len_of(values)} values"
-        )
+        raise kind(f"tf.strings.format: {len(parts) - 1} placeholders, but {len(values)} values")
     shown = [printing.array_text(to_array(one), summarize) for one in values]
     text = parts[0] + "".join(one + part for one, part in zip(shown, parts[1:], strict=True))
     return as_tensor(text.encode())
@@ -428,18 +385,18 @@ def ngrams(
             between.join(more[i : i + width])
             for width in widths
             for more in [pad(words, width)]
-            for i in range(len_of(more) - width + 1)
+            for i in range(len(more) - width + 1)
         ]
         short = preserve_short_sequences and words and not made
         return [between.join(words)] if short else made
 
     if isinstance(data, RaggedTensor):
-        rows = [_vector(grams(row), object) for row in data.ragged]
+        rows = [vector(grams(row)) for row in data.ragged]
         return RaggedTensor(Ragged.from_rows(rows, object))
-    array = as_texts("strings.ngrams", data)
+    array = texts("strings.ngrams", data)
     if array.ndim == 1:
-        return as_tensor(_vector(grams(array), object))
-    return as_tensor(np.stack([_vector(grams(row), object) for row in array]))
+        return as_tensor(vector(grams(array)))
+    return as_tensor(np.stack([vector(grams(row)) for row in array]))
 
 
 @elementwise
@@ -458,7 +415,7 @@ def unicode_transcode(
     to = {"UTF-16": "UTF-16-BE", "UTF-32": "UTF-32-BE"}.get(
         output_encoding.upper(), output_encoding
     )
-    return _each("strings.unicode_transcode", input, lambda text: decode(text).encode(to))
+    return map_texts("strings.unicode_transcode", input, lambda text: decode(text).encode(to))
 
 
 def __getattr__(name: str) -> NoReturn:

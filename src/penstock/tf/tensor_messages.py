@@ -10,7 +10,7 @@ from penstock.element.dtypes import as_dtype, of_numpy
 from penstock.engine.formats.examples.reading import MalformedError, MessageCursor
 from penstock.engine.formats.examples.wire import encode_length
 from penstock.errors import InvalidArgumentError
-from penstock.tf.operations import operation
+from penstock.tf.operations import operation, vector
 from penstock.tf.values import to_array
 
 # The numbers of TensorFlow's DataType.
@@ -71,16 +71,14 @@ def parse_tensor(serialized: Any, out_type: Any, name: str | None = None) -> Any
             f"tf.io.parse_tensor: the bytes hold {_NAMES.get(number)}, not {wanted.name}"
         )
     if wanted.name == "string":
-        values = np.empty(len(texts), object)
-        values[:] = texts
-        return values.reshape(shape)
+        return vector(texts).reshape(shape)
     return np.frombuffer(content, wanted.dtype).reshape(shape).copy()
 
 
 def _read(data: bytes) -> tuple[int, tuple[int, ...], bytes, list[bytes]]:
-    cursor, number, shape, content = MessageCursor(data), 0, (), b""
+    cursor, number, content = MessageCursor(data), 0, b""
     texts: list[bytes] = []
-    sizes: tuple[int, ...] = shape
+    shape: tuple[int, ...] = ()
     while not cursor.has_ended:
         tag = cursor.peek()
         if tag not in (_DTYPE, _SHAPE, _CONTENT, _STRING):
@@ -90,12 +88,12 @@ def _read(data: bytes) -> tuple[int, tuple[int, ...], bytes, list[bytes]]:
         if tag == _DTYPE:
             number = cursor.varint()
         elif tag == _SHAPE:
-            sizes = _read_shape(cursor.message())
+            shape = _read_shape(cursor.message())
         elif tag == _CONTENT:
             content = cursor.message()
         else:
             texts.append(cursor.message())
-    return number, sizes, content, texts
+    return number, shape, content, texts
 
 
 def _read_shape(data: bytes) -> tuple[int, ...]:

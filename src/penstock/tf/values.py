@@ -213,19 +213,7 @@ def check_matrices(call: str, left: Array, right: Array) -> None:
         )
 
 
-for _name in (
-    "add",
-    "sub",
-    "mul",
-    "truediv",
-    "floordiv",
-    "mod",
-    "pow",
-    "and",
-    "or",
-    "xor",
-    "matmul",
-):
+for _name in "add sub mul truediv floordiv mod pow and or xor matmul".split():
     # A tensor never changes, so an assignment with an operator makes a new one.
     setattr(Tensor, f"__i{_name}__", getattr(np.ndarray, f"__{_name}__"))
 
@@ -259,7 +247,7 @@ def as_tensor(value: Any) -> Tensor:
 
 
 def plain_leaf(tensor: Tensor) -> Any:
-    """The leaf of an element that a tensor stands for."""
+    """A tensor as the leaf of an element: an array, a NumPy scalar or bytes."""
     return _VIEW(tensor, np.ndarray) if tensor.ndim else _ITEM(tensor, ())
 
 

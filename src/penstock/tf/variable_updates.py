@@ -157,7 +157,7 @@ def _change_at(how: str, old: Array, where: tuple[Array, ...], updates: Any, cal
 
 
 def add_up(slices: IndexedSlices) -> Array:
-    """The dense array of some rows: rows of one number are added, and the others are zero."""
+    """The dense array of some rows: rows of one number are added, and missing rows are zero."""
     if slices.shape is None:
         raise InvalidArgumentError(
             "tf.convert_to_tensor: the IndexedSlices have no dense_shape; pass it to them"

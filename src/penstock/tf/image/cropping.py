@@ -7,23 +7,17 @@ from typing import Any
 import numpy as np
 
 from penstock.errors import InvalidArgumentError
-from penstock.tf.image.batches import on_images
 from penstock.tf.image.resizing import ResizeMethod, resize
-from penstock.tf.operations import operation
+from penstock.tf.operations import image_operation
 from penstock.tf.values import Array, to_array
 
 
-@operation
+@image_operation
 def crop_to_bounding_box(
     image: Any, offset_height: Any, offset_width: Any, target_height: Any, target_width: Any
 ) -> Any:
     """The part of images at an offset."""
-    top, left, height, width = map(int, (offset_height, offset_width, target_height, target_width))
-    return on_images(
-        "image.crop_to_bounding_box",
-        to_array(image),
-        lambda batch: _crop(batch, top, left, height, width),
-    )
+    return _crop(image, *map(int, (offset_height, offset_width, target_height, target_width)))
 
 
 def _crop(batch: Array, top: int, left: int, height: int, width: int) -> Array:
@@ -39,17 +33,12 @@ def _crop(batch: Array, top: int, left: int, height: int, width: int) -> Array:
     return batch[:, top : top + height, left : left + width]
 
 
-@operation
+@image_operation
 def pad_to_bounding_box(
     image: Any, offset_height: Any, offset_width: Any, target_height: Any, target_width: Any
 ) -> Any:
     """Images at an offset in larger ones, which are zero elsewhere."""
-    top, left, height, width = map(int, (offset_height, offset_width, target_height, target_width))
-    return on_images(
-        "image.pad_to_bounding_box",
-        to_array(image),
-        lambda batch: _pad(batch, top, left, height, width),
-    )
+    return _pad(image, *map(int, (offset_height, offset_width, target_height, target_width)))
 
 
 def _pad(batch: Array, top: int, left: int, height: int, width: int) -> Array:
@@ -64,36 +53,29 @@ def _pad(batch: Array, top: int, left: int, height: int, width: int) -> Array:
     return made
 
 
-@operation
+@image_operation
 def central_crop(image: Any, central_fraction: float) -> Any:
     """The middle of images: a fraction of their height and width."""
     if not 0 < central_fraction <= 1:
         raise InvalidArgumentError(
             f"tf.image.central_crop: central_fraction must be within (0, 1], got {central_fraction}"
         )
-
-    def crop(batch: Array) -> Array:
-        top, left = (int((size - size * central_fraction) / 2) for size in batch.shape[1:3])
-        return batch[:, top : batch.shape[1] - top, left : batch.shape[2] - left]
-
-    return on_images("image.central_crop", to_array(image), crop)
+    rows, columns = image.shape[1:3]
+    top, left = (int((size - size * central_fraction) / 2) for size in (rows, columns))
+    return image[:, top : rows - top, left : columns - left]
 
 
-@operation
+@image_operation
 def resize_with_crop_or_pad(image: Any, target_height: Any, target_width: Any) -> Any:
     """Images cut at both ends, or filled up with zeros, to a size."""
     height, width = int(target_height), int(target_width)
-
-    def fit(batch: Array) -> Array:
-        rows, columns = batch.shape[1:3]
-        top, left = max(rows - height, 0) // 2, max(columns - width, 0) // 2
-        batch = _crop(batch, top, left, min(rows, height), min(columns, width))
-        return _pad(batch, max(height - rows, 0) // 2, max(width - columns, 0) // 2, height, width)
-
-    return on_images("image.resize_with_crop_or_pad", to_array(image), fit)
+    rows, columns = image.shape[1:3]
+    top, left = max(rows - height, 0) // 2, max(columns - width, 0) // 2
+    batch = _crop(image, top, left, min(rows, height), min(columns, width))
+    return _pad(batch, max(height - rows, 0) // 2, max(width - columns, 0) // 2, height, width)
 
 
-@operation
+@image_operation
 def resize_with_pad(
     image: Any,
     target_height: Any,
@@ -103,38 +85,33 @@ def resize_with_pad(
 ) -> Any:
     """Images resized with their proportions, and filled up with zeros to a size."""
     height, width = int(target_height), int(target_width)
-
-    def fit(batch: Array) -> Array:
-        rows, columns = batch.shape[1:3]
-        ratio = max(columns / width, rows / height)
-        size = [max(1, int(np.floor(rows / ratio))), max(1, int(np.floor(columns / ratio)))]
-        made = to_array(resize(batch, size, method, antialias=antialias))
-        made = made if method == "nearest" else made.astype(np.float32, copy=False)
-        top, left = (height - rows / ratio) / 2, (width - columns / ratio) / 2
-        return _pad(made, max(int(top), 0), max(int(left), 0), height, width)
-
-    return on_images("image.resize_with_pad", to_array(image), fit)
+    rows, columns = image.shape[1:3]
+    ratio = max(columns / width, rows / height)
+    size = [max(1, int(rows / ratio)), max(1, int(columns / ratio))]
+    made = to_array(resize(image, size, method, antialias=antialias))
+    top, left = (height - rows / ratio) / 2, (width - columns / ratio) / 2
+    return _pad(made, max(int(top), 0), max(int(left), 0), height, width)
 
 
-@operation
+@image_operation
 def flip_left_right(image: Any) -> Any:
     """Images with left and right exchanged."""
-    return on_images("image.flip_left_right", to_array(image), lambda batch: batch[:, :, ::-1])
+    return image[:, :, ::-1]
 
 
-@operation
+@image_operation
 def flip_up_down(image: Any) -> Any:
     """Images with top and bottom exchanged."""
-    return on_images("image.flip_up_down", to_array(image), lambda batch: batch[:, ::-1])
+    return image[:, ::-1]
 
 
-@operation
+@image_operation
 def rot90(image: Any, k: Any = 1, name: str | None = None) -> Any:
     """Images turned by 90 degrees, `k` times, against the clock."""
-    return on_images("image.rot90", to_array(image), lambda batch: np.rot90(batch, int(k), (1, 2)))
+    return np.rot90(image, int(k), (1, 2))
 
 
-@operation
+@image_operation
 def transpose(image: Any, name: str | None = None) -> Any:
     """Images with rows and columns exchanged."""
-    return on_images("image.transpose", to_array(image), lambda batch: batch.swapaxes(1, 2))
+    return image.swapaxes(1, 2)

@@ -10,15 +10,10 @@ from typing import Any
 import numpy as np
 
 from penstock.errors import InvalidArgumentError
-from penstock.tf.distributions import Draws, ElementDraws, StatelessDraws
-from penstock.tf.drawing import current_generator
+from penstock.tf.distributions import Draws, StatelessDraws, current_draws
 from penstock.tf.image import colors
 from penstock.tf.operations import dims, operation
 from penstock.tf.values import Array, to_array
-
-
-def _draws() -> Draws:
-    return ElementDraws(current_generator())
 
 
 def _number(draws: Draws, low: Any, high: Any) -> float:
@@ -41,13 +36,13 @@ def _flip(draws: Draws, image: Any, axis: int) -> Array:
 @operation
 def random_flip_left_right(image: Any, seed: int | None = None) -> Any:
     """Images of which half are flipped."""
-    return _flip(_draws(), image, 2)
+    return _flip(current_draws(), image, 2)
 
 
 @operation
 def random_flip_up_down(image: Any, seed: int | None = None) -> Any:
     """Images of which half are turned upside down."""
-    return _flip(_draws(), image, 1)
+    return _flip(current_draws(), image, 1)
 
 
 @operation
@@ -77,7 +72,7 @@ def _crop(draws: Draws, value: Any, size: Any) -> Array:
 @operation
 def random_crop(value: Any, size: Any, seed: int | None = None, name: str | None = None) -> Any:
     """A part of a tensor, at a random place."""
-    return _crop(_draws(), value, size)
+    return _crop(current_draws(), value, size)
 
 
 @operation
@@ -94,7 +89,7 @@ def _brightness(draws: Draws, image: Any, most: float) -> Any:
 
 def random_brightness(image: Any, max_delta: float, seed: int | None = None) -> Any:
     """Images with another brightness."""
-    return _brightness(_draws(), image, max_delta)
+    return _brightness(current_draws(), image, max_delta)
 
 
 def stateless_random_brightness(image: Any, max_delta: float, seed: Any) -> Any:
@@ -116,7 +111,7 @@ def _contrast(draws: Draws, image: Any, lower: float, upper: float) -> Any:
 
 def random_contrast(image: Any, lower: float, upper: float, seed: int | None = None) -> Any:
     """Images with another contrast."""
-    return _contrast(_draws(), image, lower, upper)
+    return _contrast(current_draws(), image, lower, upper)
 
 
 def stateless_random_contrast(image: Any, lower: float, upper: float, seed: Any) -> Any:
@@ -132,7 +127,7 @@ def _hue(draws: Draws, image: Any, most: float) -> Any:
 
 def random_hue(image: Any, max_delta: float, seed: int | None = None) -> Any:
     """Images with another hue."""
-    return _hue(_draws(), image, max_delta)
+    return _hue(current_draws(), image, max_delta)
 
 
 def stateless_random_hue(image: Any, max_delta: float, seed: Any) -> Any:
@@ -147,7 +142,7 @@ def _saturation(draws: Draws, image: Any, lower: float, upper: float) -> Any:
 
 def random_saturation(image: Any, lower: float, upper: float, seed: int | None = None) -> Any:
     """Images with another saturation."""
-    return _saturation(_draws(), image, lower, upper)
+    return _saturation(current_draws(), image, lower, upper)
 
 
 def stateless_random_saturation(image: Any, lower: float, upper: float, seed: Any = None) -> Any:
@@ -165,7 +160,7 @@ def random_jpeg_quality(
     image: Any, min_jpeg_quality: int, max_jpeg_quality: int, seed: int | None = None
 ) -> Any:
     """Images after they were encoded as JPEGs."""
-    return _quality(_draws(), image, min_jpeg_quality, max_jpeg_quality)
+    return _quality(current_draws(), image, min_jpeg_quality, max_jpeg_quality)
 
 
 def stateless_random_jpeg_quality(

@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 
 from penstock.errors import InvalidArgumentError
-from penstock.tf.image.batches import on_images
-from penstock.tf.operations import dims, operation
-from penstock.tf.values import Array, to_array
+from penstock.tf.operations import dims, image_operation
+from penstock.tf.values import Array
 
 
 class ResizeMethod:
@@ -31,7 +30,7 @@ class ResizeMethod:
     MITCHELLCUBIC = "mitchellcubic"
 
 
-@operation
+@image_operation
 def resize(
     images: Any,
     size: Any,
@@ -44,46 +43,39 @@ def resize(
     wanted = dims("image.resize", size)
     if len(wanted) != 2:
         raise InvalidArgumentError(f"tf.image.resize: size must be two integers, got {wanted}")
-    return on_images(
-        "image.resize",
-        to_array(images),
-        lambda batch: _resize(batch, wanted, method, preserve_aspect_ratio, antialias),
-    )
-
-
-def _resize(
-    batch: Array, wanted: tuple[int, ...], method: str, keep_ratio: bool, antialias: bool
-) -> Array:
-    height, width = batch.shape[1:3]
-    if keep_ratio:
+    height, width = images.shape[1:3]
+    if preserve_aspect_ratio:
         scale = min(wanted[0] / height, wanted[1] / width)
         wanted = round(scale * height), round(scale * width)
-    if (height, width) == tuple(wanted):
-        return batch if method == "nearest" else batch.astype(np.float32, copy=False)
+    if (height, width) == wanted:
+        return images if method == "nearest" else images.astype(np.float32, copy=False)
     if min(wanted) < 1:
         raise InvalidArgumentError(
             f"tf.image.resize: output dimensions must be positive, got {wanted}"
         )
     if method == "nearest":
         rows, columns = (_nearest(*pair) for pair in zip((height, width), wanted, strict=True))
-        return np.take(np.take(batch, rows, 1), columns, 2)
+        return np.take(np.take(images, rows, 1), columns, 2)
     if method == "bilinear" and not antialias:
-        return _bilinear(batch, wanted)
+        return _bilinear(images, wanted)
     weights = _find_weights(method, antialias)
-    return _apply(batch, *(weights(*pair) for pair in zip((height, width), wanted, strict=True)))
+    return _apply(images, *(weights(*pair) for pair in zip((height, width), wanted, strict=True)))
 
 
 def _nearest(have: int, want: int) -> Array:
+    return np.minimum(_centers(have, want).astype(np.int64), have - 1)
+
+
+def _centers(have: int, want: int) -> Array:
+    """The centers of the pixels of the result, on the scale of the image's pixels."""
     scale = np.float32(have) / np.float32(want)
-    places = np.floor((np.arange(want, dtype=np.float32) + np.float32(0.5)) * scale)
-    return np.minimum(places.astype(np.int64), have - 1)
+    return (np.arange(want, dtype=np.float32) + np.float32(0.5)) * scale
 
 
 @functools.lru_cache(maxsize=64)
 def _neighbours(have: int, want: int) -> tuple[Array, Array, Array]:
     """For each place of the result the two places between which it lies, and how far."""
-    scale = np.float32(have) / np.float32(want)
-    places = (np.arange(want, dtype=np.float32) + np.float32(0.5)) * scale - np.float32(0.5)
+    places = _centers(have, want) - np.float32(0.5)
     below = np.floor(places)
     low = np.maximum(below, 0).astype(np.int64)
     high = np.minimum(np.ceil(places), have - 1).astype(np.int64)
@@ -188,8 +180,7 @@ def _area(have: int, want: int) -> Array:
 @functools.lru_cache(maxsize=64)
 def _bicubic(have: int, want: int) -> Array:
     """Keys' cubic, from a table of 1024 steps as in TensorFlow."""
-    scale = np.float32(have) / np.float32(want)
-    places = (np.arange(want, dtype=np.float32) + np.float32(0.5)) * scale - np.float32(0.5)
+    places = _centers(have, want) - np.float32(0.5)
     first = np.floor(places).astype(np.int64)
     steps = np.rint((places - first) * 1024) / 1024
     result = np.zeros((want, have), np.float64)
@@ -205,11 +196,9 @@ def _bicubic(have: int, want: int) -> Array:
 def _kernel_weights(method: str, have: int, want: int, antialias: bool) -> Array:
     """The weights of TensorFlow's scale_and_translate."""
     kernel, radius = _KERNELS[method]
-    inverse = np.float32(have) / np.float32(want)
-    half, stretch = np.float32(0.5), np.float32(max(float(inverse), 1.0) if antialias else 1)
-    centers = (np.arange(want, dtype=np.float32) + half) * inverse
-    pixels = np.arange(have, dtype=np.float32) + half
-    distances = np.abs((pixels - centers[:, None]) * (np.float32(1) / stretch))
+    stretch = np.float32(max(have / want, 1.0) if antialias else 1)
+    pixels = np.arange(have, dtype=np.float32) + np.float32(0.5)
+    distances = np.abs((pixels - _centers(have, want)[:, None]) * (np.float32(1) / stretch))
     reach = np.where(distances <= radius, kernel(distances), 0).astype(np.float32)
     return reach / reach.sum(1, keepdims=True)
 

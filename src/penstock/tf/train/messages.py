@@ -100,17 +100,13 @@ class _SerializedMessage(ABC):
         return True
 
     @abstractmethod
-    def _text(self) -> str:
-        """The content in protobuf's text format."""
-
     def __repr__(self) -> str:
-        return self._text()
+        """The content in protobuf's text format."""
 
     def __eq__(self, other: object) -> bool:
         return type(other) is type(self) and (other.SerializeToString() == self.SerializeToString())
 
-    def __hash__(self) -> int:
-        return id(self)
+    __hash__ = object.__hash__
 
 
 def _part(kind: type[Any], given: Any) -> Any:
@@ -205,10 +201,9 @@ class _ValueList(_SerializedMessage):
     def __eq__(self, other: object) -> bool:
         return type(other) is type(self) and other.value == self.value
 
-    def __hash__(self) -> int:
-        return id(self)
+    __hash__ = object.__hash__
 
-    def _text(self) -> str:
+    def __repr__(self) -> str:
         self.check()
         return _format_values(self.as_array().tolist())
 
@@ -228,7 +223,7 @@ class BytesList(_ValueList):
     def as_array(self) -> Any:
         return self.value
 
-    def _text(self) -> str:
+    def __repr__(self) -> str:
         self.check()
         return _format_values(self.value)
 
@@ -308,7 +303,7 @@ class TrainFeature(_SerializedMessage):
 
     @property
     def _set(self) -> tuple[str, _ValueList] | None:
-        """The list that was filled last, else the one that was given."""
+        """The list that was filled last, else the list that was given."""
         lists = self._lists
         if self._offered or len(lists) > 1:
             filled = [pair for pair in (lists | self._offered).items() if pair[1].value]
@@ -338,12 +333,11 @@ class TrainFeature(_SerializedMessage):
     def __eq__(self, other: object) -> bool:
         return isinstance(other, TrainFeature) and other._set == self._set
 
-    def __hash__(self) -> int:
-        return id(self)
+    __hash__ = object.__hash__
 
-    def _text(self) -> str:
+    def __repr__(self) -> str:
         found = self._set
-        return "" if found is None else _format_block(found[0], found[1]._text())
+        return "" if found is None else _format_block(found[0], repr(found[1]))
 
 
 class _Entries(dict[str, Any]):
@@ -378,10 +372,9 @@ class Features(_SerializedMessage):
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Features) and other.feature == self.feature
 
-    def __hash__(self) -> int:
-        return id(self)
+    __hash__ = object.__hash__
 
-    def _text(self) -> str:
+    def __repr__(self) -> str:
         return _format_entries("feature", self.feature)
 
 
@@ -409,8 +402,8 @@ class FeatureList(_SerializedMessage):
     def _read(self, data: bytes) -> None:
         self.feature = _Steps(_feature_of(step) for step in read_list(data))
 
-    def _text(self) -> str:
-        return "".join(_format_block("feature", step._text()) for step in self.feature)
+    def __repr__(self) -> str:
+        return "".join(_format_block("feature", repr(step)) for step in self.feature)
 
 
 class FeatureLists(_SerializedMessage):
@@ -428,7 +421,7 @@ class FeatureLists(_SerializedMessage):
     def _read(self, data: bytes) -> None:
         self.feature_list = _lists_of(read_entries(data)).feature_list
 
-    def _text(self) -> str:
+    def __repr__(self) -> str:
         return _format_entries("feature_list", self.feature_list)
 
 
@@ -486,7 +479,7 @@ class Example(_Whole):
         entries, _ = _split(data)
         self.__init__(None if entries is None else _features_of(entries))  # type: ignore[misc]
 
-    def _text(self) -> str:
+    def __repr__(self) -> str:
         return self._text_of("features")
 
 
@@ -515,7 +508,7 @@ class SequenceExample(_Whole):
             None if lists is None else _lists_of(lists),
         )
 
-    def _text(self) -> str:
+    def __repr__(self) -> str:
         return self._text_of("context") + self._text_of("feature_lists")
 
 
@@ -524,7 +517,7 @@ _Map = list[tuple[bytes, bytes]]
 
 
 def _split(data: bytes) -> tuple[_Map | None, _Map | None]:
-    """The entries of the two maps of a message; None for one that is missing."""
+    """The entries of the two maps of a message; None for a missing map."""
     found: dict[int, _Map] = {}
     cursor = MessageCursor(data)
     while not cursor.has_ended:
