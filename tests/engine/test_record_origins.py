@@ -18,7 +18,7 @@ import pytest
 from penstock import Dataset
 from penstock.data import FixedLengthRecordDataset, Options, TextLineDataset, TFRecordDataset
 from penstock.data.experimental import CsvDataset
-from penstock.engine.formats import record_places
+from penstock.engine import origins
 from penstock.errors import InvalidArgumentError
 from penstock.io import TFRecordWriter
 
@@ -250,10 +250,10 @@ def test_a_search_ends_at_its_limit(folder: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_lines_are_counted_up_to_a_limit(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = texts(folder)[0]
-    opened = record_places.OpenedFile("text", path, {}, position=180)
-    assert record_places.describe_record(opened, 5) == f"line 36 (byte 210) of {path}"
-    monkeypatch.setattr(record_places, "MOST_BYTES", 100)
-    assert record_places.describe_record(opened, 5) == f"the record at byte 210 of {path}"
+    opened = origins.OpenedFile("text", path, {}, position=180)
+    assert origins.describe_record(opened, 5) == f"line 36 (byte 210) of {path}"
+    monkeypatch.setattr(origins, "MOST_BYTES", 100)
+    assert origins.describe_record(opened, 5) == f"the record at byte 210 of {path}"
 
 
 def test_an_error_is_searched_for_when_its_text_is_needed(folder: Path) -> None:

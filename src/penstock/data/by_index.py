@@ -10,10 +10,10 @@ import collections
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from penstock.data.element_specs import leading_dimension
+from penstock.data.element_specs import rows_of_elements
 from penstock.element.chunk import Chunk
 from penstock.plan import nodes
-from penstock.plan.nodes import INFINITE, UNKNOWN, Node, known_rows, known_spec
+from penstock.plan.nodes import INFINITE, UNKNOWN, Node
 
 Read = Callable[[Node], Iterable[Any]]
 """Iterates over the elements of a plan."""
@@ -29,18 +29,11 @@ def plan_by_index(plan: Node, read: Read) -> Node:
             case nodes.AssertCardinality(source):
                 return source
             case nodes.Unbatch(source) if type(node) is nodes.Unbatch:
-                rows = node.rows or _find_rows(source)
+                rows = node.rows or rows_of_elements("Dataset.unbatch", source)
                 return nodes.Unbatch(source, rows, even=rows is not None)
         return node
 
     return nodes.rewrite(plan, change)
-
-
-def find_obstacle(plan: Node) -> Node:
-    """The operator that keeps a plan from random access."""
-    if plan.obstacle is not None:
-        return plan
-    return next(find_obstacle(part) for part in plan.inputs if part.blocked is not None)
 
 
 def _read_cache(node: nodes.Cache, read: Read) -> Node:
@@ -59,9 +52,3 @@ def _may_be_endless(node: Node) -> bool:
     if node.cardinality == UNKNOWN:
         return any(map(_may_be_endless, node.inputs))
     return node.cardinality == INFINITE
-
-
-def _find_rows(source: Node) -> int | None:
-    """How many rows each element has, if that is certain: no function was called to find out."""
-    spec = known_spec(source)
-    return known_rows(source) if spec is None else leading_dimension("Dataset.unbatch", spec)

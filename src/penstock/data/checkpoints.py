@@ -6,18 +6,24 @@ and a file `checkpoint` that names the newest one. They hold plain values and no
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import json
 import os
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from penstock.data.arguments import describe
+from penstock.data.iterator import Iterator
+from penstock.element.chunk import Chunk
 from penstock.element.values import short_repr
-from penstock.engine.formats.files import write_file
-from penstock.engine.formats.folders import read_small
+from penstock.engine.formats import saved as saved_files
+from penstock.engine.formats.files import read_small, write_file
 from penstock.engine.formats.remote_files import connect
+from penstock.engine.formats.saved import Mark, RunWriter, commit_save
 from penstock.errors import (
     DataLossError,
     FailedPreconditionError,
@@ -219,7 +225,7 @@ def _has_state(value: Any) -> bool:
 
 
 def _parts_of(value: Any) -> Any:
-    """An object that consists of others, such as a `tf.Module`, as a dict of them."""
+    """An object that consists of several, such as a `tf.Module`, as a dict of its parts."""
     return value._checkpoint_parts() if hasattr(value, "_checkpoint_parts") else value
 
 
@@ -412,3 +418,83 @@ class CheckpointManager:
         if self._init is not None:
             self._init()
         return None
+
+
+# Saves with checkpoints: `Dataset.save(checkpoint_args=)` continues where it was interrupted. A
+# checkpoint holds the state of the iterator, and how many elements the files then had. A save that
+# continues copies that many elements from the files of the interrupted one, and computes the rest.
+
+_SAVE = "Dataset.save"
+
+OpenRun = Callable[[Mark | None], RunWriter]
+"""Begins to write; with the mark of an interrupted run, with the elements of that run."""
+
+
+def check_save_arguments(path: str, arguments: Any) -> dict[str, Any]:
+    """The arguments of the `CheckpointManager`."""
+    if not isinstance(arguments, dict):
+        raise InvalidTypeError(
+            f"{_SAVE}: checkpoint_args must be a dict of the arguments of a CheckpointManager, "
+            f"got {describe(arguments)}"
+        )
+    if "checkpoint" in arguments:
+        raise InvalidArgumentError(
+            f"{_SAVE}: checkpoint_args must not have the key 'checkpoint'; save makes it itself"
+        )
+    if "://" in path:
+        raise InvalidArgumentError(
+            f"{_SAVE}: checkpoint_args needs a folder of this machine, got {path!r}: unfinished "
+            "files behind a URL cannot be read again; save without checkpoint_args"
+        )
+    return arguments
+
+
+class _SaveProgress:
+    """How far a save has come: the object whose state the checkpoints hold."""
+
+    def __init__(self, iterator: Iterator) -> None:
+        self._iterator = iterator
+        self.before: Mark | None = None
+        self.run: RunWriter | None = None
+
+    def state_dict(self) -> dict[str, Any]:
+        mark = None if self.run is None else self.run.mark()
+        return {"written": mark, "iterator": self._iterator.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.before = state["written"]
+        self._iterator.load_state_dict(state["iterator"])
+
+
+def save_elements(
+    path: str, iterator: Iterator, open_run: OpenRun, arguments: dict[str, Any]
+) -> None:
+    """Saves the elements of an iterator, with a checkpoint after each of them.
+
+    With a `step_counter`, which counts the elements, a checkpoint is written only after every
+    `checkpoint_interval` elements.
+    """
+    progress = _SaveProgress(iterator)
+    checkpoint = Checkpoint(iterator=progress)
+    manager = CheckpointManager(checkpoint, **arguments)
+    checkpoint.restore(manager.latest_checkpoint)
+    if progress.before is not None and _is_complete(path, progress.before):
+        return
+    run = progress.run = open_run(progress.before)
+    try:
+        with contextlib.closing(iterator) as elements:
+            for element in elements:
+                run.write(Chunk.of([element], _SAVE))
+                if (counter := arguments.get("step_counter")) is not None:
+                    counter.assign_add(1)
+                if manager.save() is not None:
+                    run.drop_continued()
+        commit_save(run, path)
+        run.drop_continued()
+    finally:
+        run.leave()
+
+
+def _is_complete(path: str, mark: Mark) -> bool:
+    found = saved_files.find(path, _SAVE)
+    return found is not None and found.run == mark["run"]

@@ -21,7 +21,7 @@ import numpy as np
 from penstock.data import (
     adapters,
     by_index,
-    checkpointed_saves,
+    checkpoints,
     element_specs,
     foreign_datasets,
     inspection,
@@ -46,7 +46,7 @@ from penstock.engine.caching import read_with_cache
 from penstock.engine.context import Context, Environment
 from penstock.engine.contract import State, Stream
 from penstock.engine.copies import copy_unowned
-from penstock.engine.formats import files, image_folders, runs, saved
+from penstock.engine.formats import files, image_folders, saved
 from penstock.engine.lower import chunks_of
 from penstock.engine.streams.elementwise import check_state
 from penstock.engine.tracebacks import fold
@@ -62,10 +62,10 @@ from penstock.errors import (
 )
 from penstock.launch import register_schemes
 from penstock.missing_names import explain_arguments, missing_from_dataset
-from penstock.plan import codec, concatenation, nodes, packed, seeds, show
+from penstock.plan import codec, nodes, packed, seeds, show
 from penstock.plan.block_lengths import block_lengths
 from penstock.plan.functions import Function, check_function
-from penstock.plan.nodes import INFINITE, UNKNOWN, Data, Node, known_rows, known_spec
+from penstock.plan.nodes import INFINITE, UNKNOWN, Data, Node, known_spec
 from penstock.plan.options import Options
 from penstock.plan.resume import draws_order
 
@@ -108,7 +108,7 @@ class Dataset(PublicNames, metaclass=_DatasetClass):
     """
 
     _present: Callable[[Any], Any] | None = None
-    """What makes users' values of NumPy's, where strategies hand them out; None if nothing does."""
+    """Converts the NumPy values that strategies hand out; None if they stay NumPy values."""
 
     def __init__(self, plan: Node) -> None:
         if not isinstance(plan, Node):
@@ -317,8 +317,8 @@ class Dataset(PublicNames, metaclass=_DatasetClass):
     ) -> Dataset:
         """The rows of Parquet files, each a dict of its columns.
 
-        Only the footers of the files are read before the dataset is used. docs/files.md says what
-        becomes of each type of column, and what a shuffle costs.
+        Only the footers of the files are read before the dataset is used. docs/files.md says how
+        each type of column is converted, and what a shuffle costs.
 
         Args:
             path: A path, a pattern, or a list of them; any fsspec URL.
@@ -383,7 +383,7 @@ class Dataset(PublicNames, metaclass=_DatasetClass):
         Args:
             path: A path, a pattern, or a list of them; any fsspec URL.
             columns: Which columns to read; or a dict of their dtypes, where `["int64"]` is a list
-                of any length. All columns by default, and then a line with others is an error.
+                of any length. All by default, and then a line with more columns is an error.
             fill: What takes the place of a missing value: one value, or a dict by column.
             on_error: "raise", or "skip" to leave out what cannot be read, with a warning at the
                 end.
@@ -687,18 +687,11 @@ class Dataset(PublicNames, metaclass=_DatasetClass):
         spec = info.spec
         if element_spec is not None:
             spec = check.signature(where, element_spec, "element_spec")
+        read = functools.partial(nodes.Saved, folder, spec=spec, compression=packing)
         if reader_func is None:
-            return Dataset(
-                nodes.Saved(
-                    folder, shards=info.shards, spec=spec, count=info.count, compression=packing
-                )
-            )
-        parts = [
-            Dataset(
-                nodes.Saved(folder, shards=(shard,), spec=spec, count=UNKNOWN, compression=packing)
-            )
-            for shard in info.shards
-        ] or [Dataset(nodes.Saved(folder, shards=(), spec=spec, count=0, compression=packing))]
+            return Dataset(read(shards=info.shards, count=info.count))
+        parts = [Dataset(read(shards=(shard,), count=UNKNOWN)) for shard in info.shards]
+        parts = parts or [Dataset(read(shards=(), count=0))]
         function = check_function(where, reader_func, 1)
         made = function.call(_dataset_of_datasets(parts))
         tracing.check_dataset(where, function, made)
@@ -1026,7 +1019,7 @@ class Dataset(PublicNames, metaclass=_DatasetClass):
         >>> print(*Dataset.range(5).batch(2).unbatch())
         0 1 2 3 4
         """
-        rows = _leading_dimension("Dataset.unbatch", self._plan)
+        rows = element_specs.rows_of_elements("Dataset.unbatch", self._plan)
         return Dataset(nodes.Unbatch(self._plan, rows))
 
     def rebatch(
@@ -1047,7 +1040,7 @@ class Dataset(PublicNames, metaclass=_DatasetClass):
         if not sizes:
             raise InvalidArgumentError(f"{where}: batch_size must not be an empty list")
         drop = check.boolean(where, "drop_remainder", drop_remainder)
-        rows = _leading_dimension(where, self._plan)
+        rows = element_specs.rows_of_elements(where, self._plan)
         static = bool(rows and sizes[0] and len(set(sizes)) == 1 and rows % sizes[0] == 0)
         return Dataset(
             nodes.Rebatch(
@@ -1083,7 +1076,7 @@ class Dataset(PublicNames, metaclass=_DatasetClass):
             padding: What fills the rest of a row, or a dict of that by feature.
             open_rows: How many rows are open at once. If an element fits into none of them, the
                 row that was opened first is handed on as it is.
-            too_long: What becomes of an element with more than `length` tokens: "error", "split"
+            too_long: What to do with an element of more than `length` tokens: "error", "split"
                 into several rows, or "truncate". With "concat_split" it is always split.
 
         >>> ds = Dataset.from_tensor_slices([3, 4, 1]).map(lambda n: np.full(n, n))
@@ -1456,7 +1449,7 @@ class Dataset(PublicNames, metaclass=_DatasetClass):
             )
         other = check.plan_of(where, "dataset", dataset)
         element_specs.check_alike(where, [self._plan, other])
-        return Dataset(concatenation.concatenate(self._plan, other))
+        return Dataset(nodes.concatenate(self._plan, other))
 
     @staticmethod
     def choose_from_datasets(
@@ -1535,15 +1528,15 @@ class Dataset(PublicNames, metaclass=_DatasetClass):
         After every n elements, each dataset has given n times its share of the weights, rounded up
         or down. `sample_from_datasets` draws at random instead.
 
-        Weights may differ between the dataset that saved a state and the one that loads it. Every
-        dataset then continues where it was, and the proportions are counted from there. A weight
+        A state may be loaded into a mix with other weights. Every dataset then continues where it
+        was, and the proportions are counted from there. A weight
         may be 0. `Iterator.profile().drawn` says what was drawn.
 
         Args:
             datasets: (dataset, weight) by name; elements have one structure.
             on_end: What happens when it is the turn of a dataset that has ended: "stop" ends the
-                mix, "repeat" begins a new epoch of that dataset, "drop" continues with the others
-                in their proportions. One for all, or a dict by name.
+                mix, "repeat" begins a new epoch of that dataset, "drop" continues with the other
+                datasets in their proportions. One for all, or a dict by name.
 
         >>> web, books = Dataset.range(100), Dataset.range(1000, 1003)
         >>> mixed = Dataset.mix({"web": (web, 0.7), "books": (books, 0.3)}, on_end="repeat")
@@ -1668,7 +1661,7 @@ class Dataset(PublicNames, metaclass=_DatasetClass):
         [b'a', b'b']
         """
         element_specs.check_numpy("Dataset.as_numpy_iterator", known_spec(self._plan))
-        return NumpyIterator(iter(self), element_specs.plain)
+        return NumpyIterator(self._plan, ENVIRONMENT, self._iterations)
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
@@ -1689,7 +1682,8 @@ class Dataset(PublicNames, metaclass=_DatasetClass):
         """The access to one element of a plan that streams can only read in order."""
         plan = by_index.plan_by_index(self._plan, Dataset)
         if plan.blocked is not None:
-            is_uneven = isinstance(by_index.find_obstacle(plan), nodes.Unbatch)
+            obstacle = next(one for one in nodes.walk_plan(plan) if one.obstacle is not None)
+            is_uneven = isinstance(obstacle, nodes.Unbatch)
             kind = FailedPreconditionError if is_uneven else UnimplementedError
             raise kind(
                 f"Dataset[{index}]: this plan has no random access ({plan.blocked}); "
@@ -1835,7 +1829,7 @@ class Dataset(PublicNames, metaclass=_DatasetClass):
             checkpoint_args: A dict of arguments for a `CheckpointManager`, as `directory` and
                 `max_to_keep`: the same save continues there if it was interrupted, and does
                 nothing if it was complete. After each element a checkpoint is written; with a
-                `step_counter` and a `checkpoint_interval`, after so many elements.
+                `step_counter`, after every `checkpoint_interval` elements.
 
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
@@ -1850,15 +1844,15 @@ class Dataset(PublicNames, metaclass=_DatasetClass):
         if shard_func is not None:
             calls = Calls("save", tracing.shard_function(where, shard_func, self._plan))
 
-        def shard_from(first: int) -> runs.Shard | None:
+        def shard_from(first: int) -> saved.Shard | None:
             numbers = itertools.count(first)
             return None if calls is None else lambda element: calls.one(element, next(numbers))
 
         if checkpoint_args is not None:
-            checkpointed_saves.save(
+            checkpoints.save_elements(
                 folder,
                 Iterator(self._plan, ENVIRONMENT, self._iterations),
-                lambda before: runs.RunWriter(
+                lambda before: saved.RunWriter(
                     folder,
                     packing,
                     shard_from(sum(count for _, count in before["counts"]) if before else 0),
@@ -1866,12 +1860,12 @@ class Dataset(PublicNames, metaclass=_DatasetClass):
                     spec=self.element_spec,
                     before=before,
                 ),
-                checkpointed_saves.check_arguments(folder, checkpoint_args),
+                checkpoints.check_save_arguments(folder, checkpoint_args),
             )
             return
         shard = shard_from(0)
         with contextlib.closing(self._chunks()) as chunks:
-            runs.save(folder, chunks, spec=self.element_spec, compression=packing, shard=shard)
+            saved.save(folder, chunks, spec=self.element_spec, compression=packing, shard=shard)
 
     def _chunks(self) -> Generator[Chunk, None, None]:
         context = Context(
@@ -1925,7 +1919,7 @@ class Dataset(PublicNames, metaclass=_DatasetClass):
         return inspection.find_difference(self, other)
 
     def benchmark(self, seconds: float = 3.0) -> inspection.Benchmark:
-        """Reads the dataset for at most so many seconds, and measures it.
+        """Reads the dataset for at most `seconds`, and measures how fast that was.
 
         >>> found = Dataset.range(1000).batch(10).benchmark(seconds=0.5)
         >>> found.elements
@@ -1997,7 +1991,7 @@ class Dataset(PublicNames, metaclass=_DatasetClass):
         of classes belong into the elements: Keras ignores `class_weight` here.
 
         A callback saves the position: `state_dict(batch)` in its `on_train_batch_end`. After
-        `load_state_dict`, the first epoch of `fit` is the rest of the one that was saved.
+        `load_state_dict`, the first epoch of `fit` is the rest of the saved epoch.
 
         Args:
             steps_per_epoch: How many batches make an epoch. Each epoch continues where the last one
@@ -2084,8 +2078,3 @@ register_schemes()  # Here, because every process that reads or serves datasets 
 
 ENVIRONMENT = Environment(wrap=Dataset, spec=_spec_of, connect=_connect)
 """How the engine wraps plans as datasets, infers specs and connects to services."""
-
-
-def _leading_dimension(where: str, plan: Node) -> int | None:
-    spec = known_spec(plan)
-    return known_rows(plan) if spec is None else element_specs.leading_dimension(where, spec)

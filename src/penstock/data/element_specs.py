@@ -20,18 +20,17 @@ from penstock.element.spec import (
     RaggedTensorSpec,
     TensorShape,
     TensorSpec,
-    relax,
+    relax_all,
 )
 from penstock.errors import InvalidArgumentError, InvalidTypeError
-from penstock.plan.nodes import Node, known_spec
+from penstock.plan.nodes import Node, known_rows, known_spec
 
 
 def check_alike(where: str, plans: Sequence[Node]) -> None:
     """Datasets that are merged into one must have the same structure and dtypes."""
     specs = [spec for spec in map(known_spec, plans) if spec is not None]
-    common = specs[0] if specs else None
-    for spec in specs[1:]:
-        common = relax(common, spec, where)
+    if specs:
+        relax_all(specs, where)
 
 
 def check_unique(where: str, spec: Any) -> None:
@@ -88,6 +87,12 @@ def leading_dimension(where: str, spec: Any) -> int | None:
             "they must have the same number"
         )
     return rows.pop() if rows else None
+
+
+def rows_of_elements(where: str, plan: Node) -> int | None:
+    """How many rows each element has, if that is certain: no function is called to find out."""
+    spec = known_spec(plan)
+    return known_rows(plan) if spec is None else leading_dimension(where, spec)
 
 
 def generator_signature(where: str, types: Any, shapes: Any, given: Any) -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 from penstock.engine.contract import State
 from penstock.engine.state_values import MARK, decode, encode
 from penstock.errors import InvalidArgumentError
-from penstock.plan.nodes import Map, Node
+from penstock.plan.nodes import Map, Node, walk_plan
 from penstock.plan.resume import (
     chosen_seeds,
     local_structure,
@@ -158,8 +158,7 @@ def _is_place(at: Any) -> bool:
 
 def _has_positions(node: Node) -> bool:
     """Whether a state can be one number: the plan has random access, or only order prevents it."""
-    free = node.obstacle is None or isinstance(node, Map)
-    return free and all(map(_has_positions, node.inputs))
+    return all(one.obstacle is None or isinstance(one, Map) for one in walk_plan(node))
 
 
 def _is_count(value: Any) -> bool:

@@ -8,8 +8,10 @@ elements there are, sources are searched for an equal value, unless functions ha
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,47 +21,26 @@ from penstock.element.dtypes import int64
 from penstock.engine.access import Epoch, access, leaf, pair
 from penstock.engine.context import Context, OpenPlan, OriginSearch
 from penstock.engine.contract import State, Stream, copy_state
-from penstock.engine.formats.record_places import MOST_BYTES, OpenedFile, describe_record
+from penstock.engine.formats import open_reader
+from penstock.engine.formats.csv import Row
 from penstock.engine.formats.records import RecordReader
 from penstock.engine.inlets import Place, discard
 from penstock.engine.positions import first_number, states_of
 from penstock.engine.streams.sources import RecordsStream
 from penstock.errors import OpError
+from penstock.plan import nodes
 from penstock.plan.cuts import has_one_reader
 from penstock.plan.functions import Function
-from penstock.plan.nodes import (
-    Batch,
-    Branch,
-    Cache,
-    Concatenate,
-    Counter,
-    Distribute,
-    Enumerate,
-    IgnoreErrors,
-    Interleave,
-    Map,
-    Mix,
-    Node,
-    Range,
-    Rebatch,
-    Records,
-    Scan,
-    Select,
-    Shuffle,
-    Slices,
-    TableRows,
-    Tail,
-    Tensors,
-    Unbatch,
-    Zip,
-    options_of,
-)
+from penstock.plan.nodes import Node
 from penstock.plan.options import Options
 from penstock.plan.parts import DIVISION
 from penstock.plan.traits import Trait
 
 _SOURCE = 40
 """A number says in its bits from here on which source it is of."""
+
+MOST_BYTES = 256 << 20
+"""How many bytes of files are read again to find one record."""
 
 _MOST_SOUGHT, _AT_ONCE = 1 << 22, 1024
 """How many elements are compared with an element, at most, and how many are read at once."""
@@ -88,7 +69,7 @@ def find_origin(
         place: The place of the element, if it is known.
         element: Its value, if it is known.
     """
-    near = [] if place is None else [(copy_state(place.state), 0)]
+    near = [] if place is None else [copy_state(place.state)]
     if found := _find_by_number(open_plan, node, context, ordinal, near):
         return f"comes from {found}"
     if element is not None and (found := _find_by_value(open_plan, node, context, near, element)):
@@ -97,11 +78,12 @@ def find_origin(
 
 
 def _find_by_number(
-    open_plan: OpenPlan, node: Node, context: Context, ordinal: int, near: list[tuple[State, int]]
+    open_plan: OpenPlan, node: Node, context: Context, ordinal: int, near: list[State]
 ) -> str:
     if node.blocked is None:
         return describe_origin(node, ordinal - first_number(node), context.epoch)
-    for state, skip in [*near, (None, ordinal - first_number(node))]:
+    skips = [(state, 0) for state in near]
+    for state, skip in [*skips, (None, ordinal - first_number(node))]:
         search = OriginSearch(MOST_BYTES)
         found = _run(open_plan, node, state, skip, _search_context(context, search))
         if found is not None and not search.has_failed:
@@ -129,10 +111,10 @@ def describe_origin(node: Node, position: int, epoch: Epoch) -> str:
 
 
 def _find_by_value(
-    open_plan: OpenPlan, node: Node, context: Context, near: list[tuple[State, int]], element: Any
+    open_plan: OpenPlan, node: Node, context: Context, near: list[State], element: Any
 ) -> str:
     """The first row or record that equals an element, from its place on, or else from the start."""
-    for state, _ in [*near, (None, 0)]:
+    for state in [*near, None]:
         search = OriginSearch(MOST_BYTES, with_values=True)
         found = _seek(open_plan, node, state, _search_context(context, search), element)
         if found is not None and not search.has_failed:
@@ -145,14 +127,11 @@ def _seek(
 ) -> Chunk | None:
     """The number of the first equal element behind a state; None if there is none."""
     try:
-        stream = open_plan(node, state, context)
-        try:
+        with closing(open_plan(node, state, context)) as stream:
             for _ in range(_MOST_SOUGHT // _AT_ONCE):
                 for number, value in stream.pull(_AT_ONCE).elements():
                     if _is_equal(value, element):
                         return leaf(np.array([number]))
-        finally:
-            stream.close()
     except Exception:  # Also StopIteration, at the end.
         return None
     return None
@@ -183,11 +162,8 @@ def _run(
 ) -> Chunk | None:
     """The numbers of the element that follows `skip` elements behind a state; None if it fails."""
     try:
-        stream = open_plan(node, state, context)
-        try:
+        with closing(open_plan(node, state, context)) as stream:
             return None if discard(stream, skip) else stream.pull(1)
-        finally:
-            stream.close()
     except Exception:  # The error of the user matters, and not that its origin is not found.
         return None
 
@@ -200,21 +176,21 @@ def simplify(
         return _simplify_with_values(node, state, context, search)
     if node.blocked is None and not isinstance(state, dict):
         return _number_rows(node, search.sources), state, replace(context, search=None)
-    if isinstance(node, Distribute):
+    if isinstance(node, nodes.Distribute):
         if state is not None or node.input is None or not _comes_in_order(node, context):
             search.fail()
         return node.input, None, context
     if node.loose or not _can_be_searched(node, state):
         search.fail()
     match node:
-        case Map() | Scan() | Enumerate() | Cache():
+        case nodes.Map() | nodes.Scan() | nodes.Enumerate() | nodes.Cache():
             own, below = states_of(node, state)
-            if isinstance(node, Map) and isinstance(own, list) and any(own[1:]):
+            if isinstance(node, nodes.Map) and isinstance(own, list) and any(own[1:]):
                 search.fail()
             return node.input, below[0], context
-        case Batch(source, size, drop_remainder) if type(node) is not Batch:
-            return Batch(source, size, drop_remainder), state, context
-        case Interleave():
+        case nodes.Batch(source, size, drop_remainder) if type(node) is not nodes.Batch:
+            return nodes.Batch(source, size, drop_remainder), state, context
+        case nodes.Interleave():
             return _without_trial(node, state, context)
     return None
 
@@ -225,21 +201,21 @@ def _simplify_with_values(
     """The same for a search for a value, which is in the source if operators only choose."""
     if node.blocked is None and node.pure and not isinstance(state, dict):
         numbers = _number_rows(node, search.sources)
-        return Zip((numbers, node), _PAIR), state, replace(context, search=None)
-    if isinstance(node, Interleave):
+        return nodes.Zip((numbers, node), _PAIR), state, replace(context, search=None)
+    if isinstance(node, nodes.Interleave):
         return _without_trial(node, state, context)
-    if isinstance(node, Records):
+    if isinstance(node, nodes.Records):
         return None
-    if isinstance(node, IgnoreErrors):
+    if isinstance(node, nodes.IgnoreErrors):
         return _without_log(node, state, context)
-    is_ahead = isinstance(node, Shuffle | Cache) and state is not None
+    is_ahead = isinstance(node, nodes.Shuffle | nodes.Cache) and state is not None
     if Trait.SAMPLED_BY_INPUT not in node.traits or len(node.inputs) != 1 or is_ahead:
         search.fail()
     return node.inputs[0], states_of(node, state)[1][0], context
 
 
 def _without_trial(
-    node: Interleave, state: State, context: Context
+    node: nodes.Interleave, state: State, context: Context
 ) -> tuple[Node, State, Context] | None:
     """The elements are numbers, and not what the function returned when it was tried."""
     if not node.function.trial and not node.parallel:
@@ -248,31 +224,33 @@ def _without_trial(
 
 
 def _without_log(
-    node: IgnoreErrors, state: State, context: Context
+    node: nodes.IgnoreErrors, state: State, context: Context
 ) -> tuple[Node, State, Context] | None:
     """The iteration has logged what it left out."""
-    quiet = IgnoreErrors(node.input)
+    quiet = nodes.IgnoreErrors(node.input)
     return None if node == quiet else (quiet, state, context)
 
 
-def _comes_in_order(node: Distribute, context: Context) -> bool:
+def _comes_in_order(node: nodes.Distribute, context: Context) -> bool:
     """Whether the elements of a service come in the order of the local dataset."""
-    options = options_of(node).merge(context.options)
+    options = nodes.options_of(node).merge(context.options)
     return has_one_reader(node, context.options) and options.deterministic is not False
 
 
 def _can_be_searched(node: Node, state: State) -> bool:
     """Whether elements and states do not depend on values, which a search does not have."""
     match node:
-        case Shuffle() | Cache() | Rebatch() if state is not None:
+        case nodes.Shuffle() | nodes.Cache() | nodes.Rebatch() if state is not None:
             return False
-        case IgnoreErrors():
+        case nodes.IgnoreErrors():
             return not _calls_functions(node.input) and not _reads_tables(node.input)
-        case Unbatch() | Rebatch():
+        case nodes.Unbatch() | nodes.Rebatch():
             return not _calls_functions(node.input)
-        case Map() | Scan() | Enumerate() | Batch() | Cache():
+        case nodes.Map() | nodes.Scan() | nodes.Enumerate() | nodes.Batch() | nodes.Cache():
             return True
-        case Records() | Interleave() | Zip() | Concatenate() | Mix() | Branch() | Tail():
+        case nodes.Records() | nodes.Interleave() | nodes.Zip() | nodes.Concatenate():
+            return True
+        case nodes.Mix() | nodes.Branch() | nodes.Tail():
             return True
     return Trait.BY_POSITION in node.traits
 
@@ -283,14 +261,14 @@ def _calls_functions(node: Node) -> bool:
 
 def _reads_tables(node: Node) -> bool:
     """Whether reading a row may fail, though its number, which a search has instead, does not."""
-    return isinstance(node, TableRows) or any(map(_reads_tables, node.inputs))
+    return isinstance(node, nodes.TableRows) or any(map(_reads_tables, node.inputs))
 
 
 class RecordNumbersStream(RecordsStream):
     """Numbers in place of the records of files."""
 
     def __init__(
-        self, node: Records, source: Stream, position: State, search: OriginSearch
+        self, node: nodes.Records, source: Stream, position: State, search: OriginSearch
     ) -> None:
         super().__init__(node, source, position, numbered=False)
         self._search = search
@@ -327,19 +305,19 @@ def _describe_all(sources: list[Any], found: Chunk) -> str:
 def _number_rows(node: Node, sources: list[Any]) -> Node:
     """The plan with rows that are their own numbers; appends the sources."""
     match node:
-        case Map() | Enumerate():
+        case nodes.Map() | nodes.Enumerate():
             return _number_rows(node.input, sources)
-        case Select(source, positions):
-            return Select(_number_rows(source, sources), positions)
-        case Batch(source, size, drop_remainder):
-            return Batch(_number_rows(source, sources), size, drop_remainder)
+        case nodes.Select(source, positions):
+            return nodes.Select(_number_rows(source, sources), positions)
+        case nodes.Batch(source, size, drop_remainder):
+            return nodes.Batch(_number_rows(source, sources), size, drop_remainder)
         case _ if node.inputs:
             return node.with_inputs(tuple(_number_rows(part, sources) for part in node.inputs))
     first = len(sources) << _SOURCE
     sources.append(node)
     if node.cardinality < 0:
-        return Counter(np.int64(first), np.int64(1), int64)
-    return Range(first, first + node.cardinality, 1, int64)
+        return nodes.Counter(np.int64(first), np.int64(1), int64)
+    return nodes.Range(first, first + node.cardinality, 1, int64)
 
 
 def _describe(source: Node | OpenedFile, rows: list[int]) -> str:
@@ -347,9 +325,9 @@ def _describe(source: Node | OpenedFile, rows: list[int]) -> str:
     match source:
         case OpenedFile():
             places = [describe_record(source, row) for row in rows[:_MOST]]
-        case TableRows(files=files) if files and files[0].path:
+        case nodes.TableRows(files=files) if files and files[0].path:
             places = [_place(files, row) for row in rows[:_MOST]]
-        case TableRows() | Slices() if not isinstance(source, Tensors):
+        case nodes.TableRows() | nodes.Slices() if not isinstance(source, nodes.Tensors):
             places = [f"row {row} of {source.label}" for row in rows[:_MOST]]
         case _:
             return ""
@@ -364,3 +342,109 @@ def _place(files: Any, row: int) -> str:
             return f"row {row} of {file.path}"
         row -= length
     raise AssertionError(f"row {row} is in none of the files")
+
+
+# Where a record lies in its file, in words. The file is read again for this.
+
+_Open = Callable[[int], RecordReader[Any]]
+"""Opens a file reader at a position."""
+
+
+class OpenedFile(NamedTuple):
+    """A file as a file reader was opened on it: its format, path, options and first position."""
+
+    format: str
+    path: str
+    options: dict[str, Any]
+    position: int
+
+
+class _Found(NamedTuple):
+    """A record, the bytes between which it lies, and its number in the file, if it is known."""
+
+    record: Any
+    begin: int
+    end: int
+    number: int | None = None
+
+
+def describe_record(file: OpenedFile, index: int) -> str:
+    """Where the record is that a file reader gives out as number `index`; empty if it has none.
+
+    >>> import os, tempfile
+    >>> path = os.path.join(tempfile.mkdtemp(), "names.txt")
+    >>> with open(path, "wb") as out:
+    ...     _ = out.write(b"a\\nbc\\nd\\n")
+    >>> describe_record(OpenedFile("text", path, {}, 2), 1).replace(path, "names.txt")
+    'line 3 (byte 5) of names.txt'
+    """
+    found = _find_by_index(_opener(file), file.position, index)
+    if found is None:
+        return ""
+    if file.position or file.options.get("part"):
+        found = _find_by_end(_opener(file, whole=True), found.end) or found
+    else:
+        found = found._replace(number=index)
+    return f"{_describe_place(file, found)} of {file.path}"
+
+
+def _opener(file: OpenedFile, whole: bool = False) -> _Open:
+    options = file.options
+    if whole:
+        options = {name: value for name, value in options.items() if name not in ("part", "begin")}
+    return lambda position: open_reader(file.format, file.path, options, position)
+
+
+def _describe_place(file: OpenedFile, found: _Found) -> str:
+    if isinstance(found.record, Row):
+        return found.record.place
+    if found.number is None:
+        return f"the record at byte {found.begin}"
+    if file.format == "text":
+        return f"line {found.number + 1} (byte {found.begin})"
+    return f"record {found.number} (byte {found.begin})"
+
+
+def _find_by_index(open_file: _Open, position: int, index: int) -> _Found | None:
+    with closing(open_file(position)) as reader:
+        while index > 0:
+            records = _read(reader, min(index, _AT_ONCE))
+            if not records:
+                return None
+            index -= len(records)
+        begin, records = reader.position, _read(reader, 1)
+        return _Found(records[0], begin, reader.position) if records else None
+
+
+def _find_by_end(open_file: _Open, end: int) -> _Found | None:
+    """The record that ends at a byte; None if that is too far from the start of the file."""
+    if end > MOST_BYTES:
+        return None
+    count, before = 0, 0
+    with closing(open_file(0)) as reader:
+        while records := _read(reader, _AT_ONCE):
+            if reader.position >= end:
+                return _find_near(open_file, before, end, count)
+            count, before = count + len(records), reader.position
+    return None
+
+
+def _find_near(open_file: _Open, position: int, end: int, count: int) -> _Found | None:
+    """The record that ends at a byte soon after a position, before which `count` records lie."""
+    with closing(open_file(position)) as reader:
+        begin = reader.position
+        while records := _read(reader, 1):
+            if reader.position == end:
+                return _Found(records[0], begin, end, count)
+            count, begin = count + 1, reader.position
+    return None
+
+
+def _read(reader: RecordReader[Any], limit: int) -> list[Any]:
+    """The next records that can be read; [] at the end."""
+    while not reader.has_ended:
+        try:
+            return reader.read(limit)
+        except Exception:  # A damaged record was no element.
+            continue
+    return []

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any
 
 from penstock.element import nest
 from penstock.element.spec import DatasetSpec
 from penstock.plan import nodes
-from penstock.plan.nodes import OPAQUE, Node, options_of
+from penstock.plan.nodes import OPAQUE, Node, options_of, walk_plan
 from penstock.plan.options import Options, ShardingPolicy
 from penstock.plan.pieces import pieces_of
 from penstock.plan.shard import in_order
@@ -77,10 +78,10 @@ class _Cutter:
 
 def _has_work(node: Node) -> bool:
     """Whether a plan calls a function or reads a file, outside of plans that a service computes."""
-    if node.sealed:
-        return False
-    own = bool(node.functions) or Trait.READS_FILES in node.traits
-    return own or any(map(_has_work, node.inputs))
+    return any(
+        one.functions or Trait.READS_FILES in one.traits
+        for one in walk_plan(node, into_services=False)
+    )
 
 
 def _is_divisible(node: Node) -> bool:
@@ -89,14 +90,12 @@ def _is_divisible(node: Node) -> bool:
 
 def _contains_divisible(node: Node) -> bool:
     """Whether an input, at any depth, can be divided and has work worth dividing."""
-    return any(
-        (_has_work(part) and _is_divisible(part)) or _contains_divisible(part)
-        for part in _inputs_run_here(node)
-    )
+    return any(_has_work(one) and _is_divisible(one) for one in _operators_before(node))
 
 
-def _inputs_run_here(node: Node) -> tuple[Node, ...]:
-    return () if node.sealed else node.inputs
+def _operators_before(node: Node) -> Iterator[Node]:
+    """The operators that this one depends on, without the operators that a service runs."""
+    return islice(walk_plan(node, into_services=False), 1, None)
 
 
 def _gives_datasets(node: Node) -> bool:
@@ -116,7 +115,7 @@ def _static_spec(node: Node) -> Any:
 
 def _explain(node: Node) -> str:
     """Why an operator stays in the client, and how to change that."""
-    blocker = next(_blockers(node), None)
+    blocker = next((one for one in _operators_before(node) if one.obstacle is not None), None)
     per_worker = 'Options.service.stateful = "per_worker" lets each worker do it with its own share'
     advice = per_worker
     if blocker is not None and node.obstacle is None and len(node.inputs) == 1:
@@ -130,11 +129,3 @@ def _why(node: Node) -> str:
     if len(node.inputs) > 1:
         return "it takes elements of several datasets in turn"
     return f"it counts elements, and their numbers are not known in advance ({node.blocked})"
-
-
-def _blockers(node: Node) -> Iterator[Node]:
-    """The earlier operators that keep the input of this one from random access."""
-    for part in _inputs_run_here(node):
-        if part.obstacle is not None:
-            yield part
-        yield from _blockers(part)

@@ -27,7 +27,7 @@ from penstock.element.spec import (
     RaggedTensorSpec,
     TensorShape,
     TensorSpec,
-    relax,
+    relax_all,
 )
 from penstock.element.values import spec_of_leaf
 from penstock.errors import FailedPreconditionError
@@ -91,11 +91,14 @@ class Node:
     seed_field: ClassVar[str | None] = None
     """The field that contains a seed, if there is one. Such a node also has the field `drawn`."""
 
-    counted: ClassVar[bool] = True
-    """Whether the number of elements can be known before they are computed."""
-
     reason: ClassVar[str | None] = None
     """Why an operator of this class never has random access; None if it can have it."""
+
+    opaque: ClassVar[bool] = False
+    """Whether a function decides the spec, unless the user states it."""
+
+    spec_field: ClassVar[str | None] = None
+    """The field that contains the spec, if the user or a file states it."""
 
     sealed: ClassVar[bool] = False
     """Whether a service runs its input: that has its own options and is not rewritten here."""
@@ -168,7 +171,9 @@ class Node:
 
     def spec_from(self, *inputs: Any) -> Any:
         """The spec, given the specs of the inputs; `OPAQUE` if a function decides it."""
-        return inputs[0] if self.declared_spec is None else self.declared_spec
+        if self.declared_spec is not None:
+            return self.declared_spec
+        return OPAQUE if self.opaque else inputs[0]
 
     def spec_from_samples(self, *inputs: Any) -> Any:
         """The spec, given specs that were found on samples: equal shapes may be chance."""
@@ -177,7 +182,7 @@ class Node:
     @property
     def declared_spec(self) -> Any:
         """The spec, if the user or a file states it; then it does not depend on the inputs."""
-        return None
+        return None if self.spec_field is None else getattr(self, self.spec_field)
 
     @property
     def found_spec(self) -> FoundSpec | None:
@@ -194,7 +199,7 @@ class Node:
     @cached_property
     def cardinality(self) -> int:
         """The number of elements, INFINITE or UNKNOWN."""
-        return self.inputs[0].cardinality if self.counted else UNKNOWN
+        return self.inputs[0].cardinality
 
     @property
     def obstacle(self) -> str | None:
@@ -378,11 +383,7 @@ def row_spec(column: Any) -> Any:
     """The spec of the rows of a column."""
     if isinstance(column, np.ndarray | Ragged):
         return spec_of_leaf(column).unbatch()
-    specs = [spec_of_leaf(leaf) for leaf in column]
-    spec = specs[0]
-    for other in specs[1:]:
-        spec = relax(spec, other)
-    return spec
+    return relax_all(map(spec_of_leaf, column))
 
 
 @node
@@ -453,9 +454,7 @@ class Counter(Node):
     def spec_from(self, *inputs: Any) -> Any:
         return TensorSpec((), self.dtype)
 
-    @cached_property
-    def cardinality(self) -> int:
-        return INFINITE
+    cardinality = INFINITE
 
 
 @node
@@ -476,9 +475,7 @@ class Random(Node):
     def spec_from(self, *inputs: Any) -> Any:
         return TensorSpec((), int64_dtype)
 
-    @cached_property
-    def cardinality(self) -> int:
-        return INFINITE
+    cardinality = INFINITE
 
     @cached_property
     def by_epoch(self) -> bool:
@@ -501,9 +498,7 @@ class Choices(Node):
     def spec_from(self, *inputs: Any) -> Any:
         return TensorSpec((), int64_dtype)
 
-    @cached_property
-    def cardinality(self) -> int:
-        return INFINITE
+    cardinality = INFINITE
 
     @cached_property
     def by_epoch(self) -> bool:
@@ -519,12 +514,9 @@ class Generator(Node):
     signature: Any
 
     traits = Trait.NONE
+    spec_field = "signature"
 
-    @property
-    def declared_spec(self) -> Any:
-        return self.signature
-
-    counted = False
+    cardinality = UNKNOWN
     reason = "a generator can only be run from its start"
 
     method = "from_generator"
@@ -557,7 +549,7 @@ class Records(Node):
             return dict(self.options)["spec"]
         return TensorSpec((None,) if self.format == "csv" else (), string_dtype)
 
-    counted = False
+    cardinality = UNKNOWN
     reason = "the number of records in a file is not known before it is read"
 
     @property
@@ -583,10 +575,7 @@ class Saved(Node):
 
     traits = Trait.READS_FILES
     free_fields = ("compression", "path")
-
-    @property
-    def declared_spec(self) -> Any:
-        return self.spec
+    spec_field = "spec"
 
     @cached_property
     def cardinality(self) -> int:
@@ -607,7 +596,7 @@ class TableFile(NamedTuple):
 
     path: str
     size: int
-    """In bytes; -1 if the format has versions, of which the reader opens the same again."""
+    """In bytes; -1 if the format has versions, of which the file reader opens this one again."""
     modified: str
     """When it was changed last, and which machine's clock says so; empty if that is not known."""
     footer: int
@@ -637,19 +626,16 @@ class TableRows(Node):
     """What takes the place of a missing value, by column."""
     data: Data | None = None
     options: tuple[tuple[str, Any], ...] = ()
-    """More arguments for the reader of the format."""
+    """More arguments for the file reader of the format."""
 
     traits = Trait.READS_FILES
     free_fields = ("source",)
+    spec_field = "spec"
 
     @property
     def call(self) -> str:
         """The user's call, as errors name it."""
         return call_of(self.source)
-
-    @property
-    def declared_spec(self) -> Any:
-        return self.spec
 
     @cached_property
     def cardinality(self) -> int:
@@ -693,13 +679,8 @@ class Map(Node):
     traits = Trait.ELEMENTWISE | _ON_ANY_FILES
     seed_field = "random"
     free_fields = ("deterministic", "drawn", "parallel", "random")
-
-    def spec_from(self, *inputs: Any) -> Any:
-        return OPAQUE if self.signature is None else self.signature
-
-    @property
-    def declared_spec(self) -> Any:
-        return self.signature
+    opaque = True
+    spec_field = "signature"
 
     @cached_property
     def by_epoch(self) -> bool:
@@ -723,7 +704,7 @@ class Filter(Node):
 
     traits = Trait.ELEMENTWISE | Trait.SAMPLED_BY_INPUT | Trait.KEEPS_BATCH_SIZE | _ON_ANY_FILES
 
-    counted = False
+    cardinality = UNKNOWN
     reason = "how many elements pass is not known before all are tried"
 
 
@@ -736,7 +717,7 @@ class TakeWhile(Node):
 
     traits = Trait.SAMPLED_BY_INPUT
 
-    counted = False
+    cardinality = UNKNOWN
     reason = "how many elements pass is not known before all are tried"
 
 
@@ -753,21 +734,15 @@ class Interleave(Node):
 
     traits = Trait.ELEMENTWISE | Trait.SAME_ON_FILES | Trait.MAKES_DATASETS
     free_fields = ("deterministic", "parallel")
-
-    def spec_from(self, *inputs: Any) -> Any:
-        return OPAQUE
-
-    counted = False
+    opaque = True
 
     @cached_property
     def cardinality(self) -> int:
         endless = self.parallel is not None and self.input.cardinality == INFINITE
         return INFINITE if endless else UNKNOWN
 
-    @cached_property
-    def by_epoch(self) -> bool:
-        """The datasets that the function returns may be shuffled."""
-        return True
+    by_epoch = True
+    """The datasets that the function returns may be shuffled."""
 
     reason = "the lengths of the inner datasets are not known in advance"
 
@@ -815,26 +790,24 @@ class Scan(Node):
     function: Function
 
     traits = Trait.NONE
-
-    def spec_from(self, *inputs: Any) -> Any:
-        return OPAQUE
+    opaque = True
 
     reason = "every element depends on the ones before it"
 
 
 @node
 class IgnoreErrors(Node):
-    """The elements whose computation raised no error; for a reader, those that could be read."""
+    """The elements whose computation raised no error; of a file, the records that can be read."""
 
     input: Node
     log_warning: bool = False
     reader: str = ""
-    """The call of the user, if this is a reader with `on_error="skip"`."""
+    """The call of the user, if this is a file reader with `on_error="skip"`."""
 
     traits = Trait.ELEMENTWISE
     free_fields = ("log_warning", "reader")
 
-    counted = False
+    cardinality = UNKNOWN
     reason = "which elements fail is not known before all are tried"
 
 
@@ -979,7 +952,7 @@ class Rebatch(Node):
         rows = self.sizes[0] if one_size else None
         return nest.map_structure(lambda leaf: leaf.batch(rows), inputs[0])
 
-    counted = False
+    cardinality = UNKNOWN
     reason = "the number of rows of an element is not known in advance"
 
 
@@ -1056,20 +1029,14 @@ class GroupByWindow(Node):
     """All possible keys, if they are known: batches of each may have their own shape."""
 
     traits = Trait.MAKES_DATASETS
-
-    def spec_from(self, *inputs: Any) -> Any:
-        return OPAQUE
-
-    counted = False
+    opaque = True
 
     @cached_property
     def cardinality(self) -> int:
         return INFINITE if self.input.cardinality == INFINITE else UNKNOWN
 
-    @cached_property
-    def by_epoch(self) -> bool:
-        """The datasets that the function returns may be shuffled."""
-        return True
+    by_epoch = True
+    """The datasets that the function returns may be shuffled."""
 
     reason = "which elements belong together is not known in advance"
 
@@ -1085,11 +1052,9 @@ class GroupByReducer(Node):
     finalize: Function
 
     traits = Trait.NONE
+    opaque = True
 
-    def spec_from(self, *inputs: Any) -> Any:
-        return OPAQUE
-
-    counted = False
+    cardinality = UNKNOWN
     reason = "every element depends on all elements with its key"
 
 
@@ -1222,7 +1187,7 @@ class Unique(Node):
 
     traits = Trait.NONE
 
-    counted = False
+    cardinality = UNKNOWN
     reason = "whether a value was there before depends on all before it"
 
 
@@ -1280,7 +1245,7 @@ class Concatenate(Node):
     traits = Trait.SAMPLED_BY_INPUT | Trait.SAME_ON_FILES
 
     def spec_from(self, *inputs: Any) -> Any:
-        return relax(inputs[0], inputs[1], "Dataset.concatenate")
+        return relax_all(inputs, "Dataset.concatenate")
 
     @cached_property
     def cardinality(self) -> int:
@@ -1300,6 +1265,28 @@ class Concatenate(Node):
         return None if known else "the length of the first dataset is not known"
 
 
+LONGEST_ROW = 128
+"""The most concatenations in a row, each the `first` of the next. Python's stack has 1000 frames,
+of which a walk by recursion needs up to four for each operator."""
+
+
+def concatenate(first: Node, second: Node) -> Concatenate:
+    """The elements of `first`, then those of `second`.
+
+    Behind a row of `LONGEST_ROW` concatenations, further datasets are added to its last one: the
+    plan of thousands of datasets has little more than `LONGEST_ROW` levels.
+
+    >>> plan = Range(0, 2, 1, int64_dtype)
+    >>> for _ in range(1000):
+    ...     plan = concatenate(plan, Range(0, 2, 1, int64_dtype))
+    >>> plan.cardinality, plan.row
+    (2002, 128)
+    """
+    if isinstance(first, Concatenate) and first.row >= LONGEST_ROW:
+        return Concatenate(first.first, concatenate(first.second, second))
+    return Concatenate(first, second)
+
+
 @node
 class Choose(Node):
     """Elements of `parts`, each taken from the dataset whose index `choice` gives."""
@@ -1311,10 +1298,7 @@ class Choose(Node):
     traits = Trait.NONE
 
     def spec_from(self, *inputs: Any) -> Any:
-        spec = inputs[1]
-        for other in inputs[2:]:
-            spec = relax(spec, other, "Dataset.choose_from_datasets")
-        return spec
+        return relax_all(inputs[1:], "Dataset.choose_from_datasets")
 
     @cached_property
     def cardinality(self) -> int:
@@ -1339,10 +1323,7 @@ class Mix(Node):
     free_fields = ("weights",)
 
     def spec_from(self, *inputs: Any) -> Any:
-        spec = inputs[0]
-        for other in inputs[1:]:
-            spec = relax(spec, other, "Dataset.mix")
-        return spec
+        return relax_all(inputs, "Dataset.mix")
 
     @cached_property
     def cardinality(self) -> int:
@@ -1433,6 +1414,16 @@ class WithOptions(Node):
     options: Options
 
     traits = _NO_CHANGE
+
+
+def walk_plan(node: Node, *, into_services: bool = True) -> Iterator[Node]:
+    """The operators of a plan, each before its inputs; those of services only `into_services`."""
+    stack = [node]
+    while stack:
+        one = stack.pop()
+        yield one
+        if into_services or not one.sealed:
+            stack += reversed(one.inputs)
 
 
 def rewrite(node: Node, change: Callable[[Node], Node]) -> Node:
@@ -1588,7 +1579,7 @@ class Distribute(Node):
 
     @cached_property
     def cardinality(self) -> int:
-        """That of the input, if this reader gets exactly its elements, whatever the options say."""
+        """That of the input, if this reader gets exactly its elements under all options."""
         count = self.known if self.input is None else self.input.cardinality
         if count == INFINITE:
             return INFINITE if self.mode in _ENDLESS_MODES else UNKNOWN
@@ -1599,9 +1590,7 @@ class Distribute(Node):
     reason = "the service decides which worker computes which elements"
     sealed = True
 
-    @property
-    def loose(self) -> bool:
-        return True
+    loose = True
 
     @property
     def sharded_elsewhere(self) -> bool:
@@ -1611,9 +1600,10 @@ class Distribute(Node):
 
 def is_shared(node: Node) -> bool:
     """Whether the reader of this plan shares elements with other readers of a named job."""
-    if isinstance(node, Distribute) and node.job_name is not None and not node.num_consumers:
-        return True
-    return not node.sealed and any(map(is_shared, node.inputs))
+    return any(
+        isinstance(one, Distribute) and one.job_name is not None and not one.num_consumers
+        for one in walk_plan(node, into_services=False)
+    )
 
 
 def known_spec(node: Node) -> Any:

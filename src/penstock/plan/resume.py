@@ -29,6 +29,7 @@ from penstock.plan.nodes import (
     Take,
     WithOptions,
     options_of,
+    walk_plan,
 )
 from penstock.plan.optimize import prepare
 from penstock.plan.traits import Trait
@@ -51,7 +52,9 @@ def local_structure(node: Node) -> str | None:
     if local is None or options_of(node).deterministic is False:
         return None
     prepared = prepare(local)
-    return None if _is_loose(prepared) or _has_weights(prepared) else structure(prepared)
+    # A structure has no weights, on which the order of a `mix` depends.
+    has_order = not any(one.loose or isinstance(one, Mix) for one in walk_plan(prepared))
+    return structure(prepared) if has_order else None
 
 
 def _without_services(node: Node) -> Node | None:
@@ -70,18 +73,9 @@ def _without_services(node: Node) -> Node | None:
     return local
 
 
-def _has_weights(node: Node) -> bool:
-    """Whether the order depends on the weights of a `mix`, which a structure does not tell."""
-    return isinstance(node, Mix) or any(map(_has_weights, node.inputs))
-
-
-def _is_loose(node: Node) -> bool:
-    return node.loose or any(map(_is_loose, node.inputs))
-
-
 def is_served(node: Node) -> bool:
     """Whether a service computes a part of the plan."""
-    return isinstance(node, Distribute) or any(map(is_served, node.inputs))
+    return any(isinstance(one, Distribute) for one in walk_plan(node))
 
 
 def takes_positions(node: Node) -> bool:
@@ -137,11 +131,9 @@ def _settings(node: Node) -> Iterator[str]:
 
 def _file_names(node: Node) -> Iterator[str]:
     """The names of the files that are known, without their folders: those may be moved."""
-    if isinstance(node, Slices):
-        names = (name for column in node.data.chunk.columns for name in column)
-        yield from (os.path.basename(os.fsdecode(n)) for n in names if isinstance(n, str | bytes))
-    for part in node.inputs:
-        yield from _file_names(part)
+    lists = [one.data.chunk for one in walk_plan(node) if isinstance(one, Slices)]
+    names = (name for chunk in lists for column in chunk.columns for name in column)
+    return (os.path.basename(os.fsdecode(n)) for n in names if isinstance(n, str | bytes))
 
 
 def _seeds(node: Node) -> Iterator[tuple[int, bool]]:
@@ -183,13 +175,9 @@ def draws_inside(node: Node) -> bool:
     Together the shards are the whole dataset only if all processes draw the same order.
     """
     if isinstance(node, Shard) and node.shards > 1:
-        return _makes_datasets(node.input)
+        before = walk_plan(node.input, into_services=False)
+        return any(Trait.MAKES_DATASETS in one.traits for one in before)
     return not node.sealed and any(map(draws_inside, node.inputs))
-
-
-def _makes_datasets(node: Node) -> bool:
-    own = Trait.MAKES_DATASETS in node.traits
-    return own or (not node.sealed and any(map(_makes_datasets, node.inputs)))
 
 
 def with_seeds(node: Node, seeds: list[int]) -> Node:

@@ -14,13 +14,14 @@ from penstock.element.values import as_element, zeros
 from penstock.errors import InvalidArgumentError, NotFoundError
 from penstock.plan import nodes
 from penstock.plan.functions import Function
-from penstock.plan.nodes import INFINITE, UNKNOWN, Node, Store, options_of
+from penstock.plan.nodes import INFINITE, UNKNOWN, Node, Store, options_of, walk_plan
 from penstock.plan.options import AutoShardPolicy, Options, ShardingPolicy
 from penstock.plan.seeds import derive, seed_scope
 from penstock.plan.traits import Trait
 
 _FORMATS = ("text", "tfrecord", "fixed", "json_lines", "tar")
-"""Formats that TensorFlow shards by file, JSON lines and tar. It shards others by element."""
+"""JSON lines, tar, and the formats that TensorFlow shards by file; all other formats are sharded by
+element."""
 
 
 @dataclass(frozen=True)
@@ -172,21 +173,15 @@ def _request_order(node: Node) -> Node:
 
 
 def _sharded_elsewhere(node: Node) -> Node | None:
-    if node.sharded_elsewhere:
-        return node
-    return next((found for part in node.inputs if (found := _sharded_elsewhere(part))), None)
+    return next((one for one in walk_plan(node) if one.sharded_elsewhere), None)
 
 
 def _by_hint(plan: Node, shard: _WorkerShard) -> Sharding:
-    if _has_hint(plan):
+    if any(map(_is_hint, walk_plan(plan))):
         reason = "HINT: shard(SHARD_HINT, SHARD_HINT) gives each worker its part"
     else:
         reason = "HINT: there is no shard(SHARD_HINT, SHARD_HINT), so every worker reads it all"
     return Sharding(_fill_hints(plan, shard), AutoShardPolicy.HINT, reason)
-
-
-def _has_hint(node: Node) -> bool:
-    return _is_hint(node) or any(map(_has_hint, node.inputs))
 
 
 def _is_hint(node: Node) -> bool:
@@ -280,7 +275,8 @@ class _Files:
         So a worker reads the same files in every epoch.
         """
         random = isinstance(node, nodes.Map) and node.random is not None
-        if Trait.SHARD_PASSES in node.traits and not random and _has_shuffle(node):
+        has_shuffle = any(isinstance(one, nodes.Shuffle) for one in walk_plan(node))
+        if Trait.SHARD_PASSES in node.traits and not random and has_shuffle:
             return node.with_inputs((self._divide_names(label, node.inputs[0]),))
         self._note_few(label, node.cardinality)
         return self._shard.of(node)
@@ -310,10 +306,6 @@ def _with_files(node: Node, files: tuple[Any, ...]) -> Node:
     return replace(node, shards=files, count=node.count if files == node.shards else UNKNOWN)
 
 
-def _has_shuffle(node: Node) -> bool:
-    return isinstance(node, nodes.Shuffle) or any(map(_has_shuffle, node.inputs))
-
-
 def _why_unfit(node: Node) -> str:
     if Trait.READS_FILES in node.traits:
         return "is not divided by files"
@@ -340,7 +332,7 @@ def is_file_reader(node: Node) -> bool:
 
 
 def _reads_files(plan: Node | None) -> bool:
-    return plan is not None and (is_file_reader(plan) or any(map(_reads_files, plan.inputs)))
+    return plan is not None and any(map(is_file_reader, walk_plan(plan)))
 
 
 def _call(function: Function, element: Any) -> Any:

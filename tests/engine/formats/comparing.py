@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from penstock.element import nest
+from penstock.element.chunk import Chunk
 from penstock.element.ragged import Ragged
 from penstock.engine.formats.chunks import read_chunks
+from penstock.errors import DataLossError
+from tests.effort import spread
 
 
 def elements_of(path: str, compression: str | None = None, skip: int = 0) -> list[Any]:
@@ -17,7 +23,9 @@ def elements_of(path: str, compression: str | None = None, skip: int = 0) -> lis
 
 
 def exact(leaf: Any) -> Any:
-    """A leaf as something that `==` compares to the last bit."""
+    """A leaf, or a column of leaves, as something that `==` compares to the last bit."""
+    if isinstance(leaf, list):
+        return [exact(item) for item in leaf]
     if isinstance(leaf, Ragged):
         return "ragged", leaf.row_splits.dtype, leaf.row_lengths.tolist(), exact(leaf.flat)
     if isinstance(leaf, np.ndarray | np.generic):
@@ -33,3 +41,21 @@ def assert_same(found: list[Any], expected: list[Any]) -> None:
         other_leaves, other_tree = nest.flatten(other)
         assert tree == other_tree
         assert [exact(leaf) for leaf in leaves] == [exact(leaf) for leaf in other_leaves]
+
+
+def assert_damaged(path: Path, packing: str | None, elements: list[Any]) -> None:
+    """Reading fails, and what was read before is right."""
+    found: list[Chunk] = []
+    problem = "is damaged at byte|was written|is not a complete GZIP file"
+    with pytest.raises(DataLossError, match=f"read_chunks: '{path}' ({problem})"):
+        found.extend(read_chunks(str(path), packing))
+    before = [element for chunk in found for element in chunk.elements()]
+    assert_same(before, elements[: len(before)])
+
+
+def flips_of(data: bytes) -> Iterator[bytes]:
+    """Copies with one flipped bit each, at places all over the data."""
+    for place in spread(range(len(data)), 300):
+        flipped = bytearray(data)
+        flipped[place] ^= 1 << place % 8
+        yield bytes(flipped)

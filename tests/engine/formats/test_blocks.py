@@ -12,11 +12,10 @@ from penstock.element.buffers import MALFORMED, measure
 from penstock.element.chunk import Chunk
 from penstock.engine.formats import blocks
 from penstock.engine.formats.blocks import Head
-from penstock.engine.formats.chunks import read_chunks
 from penstock.errors import DataLossError
 from tests.effort import spread
 from tests.engine.formats.block_files import BlocksOut
-from tests.engine.formats.comparing import assert_same, elements_of
+from tests.engine.formats.comparing import assert_damaged, assert_same, elements_of, flips_of
 from tests.engine.formats.recorded_saves.record import FOLDER, changing, element
 
 PACKINGS = [None, "GZIP"]
@@ -69,14 +68,6 @@ def small(request: Any, tmp_path: Path) -> tuple[Path, str | None, list[Any]]:
     return tmp_path / "small", request.param, elements
 
 
-def assert_damaged(path: Path, packing: str | None, elements: list[Any]) -> None:
-    found: list[Chunk] = []
-    with pytest.raises(DataLossError, match=f"read_chunks: '{path}' (is damaged at byte|was)"):
-        found.extend(read_chunks(str(path), packing))
-    before = [element for chunk in found for element in chunk.elements()]
-    assert_same(before, elements[: len(before)])
-
-
 def test_cut_anywhere(small: tuple[Path, str | None, list[Any]]) -> None:
     path, packing, elements = small
     data = path.read_bytes()
@@ -89,10 +80,7 @@ def test_cut_anywhere(small: tuple[Path, str | None, list[Any]]) -> None:
 
 def test_flipped_anywhere(small: tuple[Path, str | None, list[Any]]) -> None:
     path, packing, elements = small
-    data = path.read_bytes()
-    for place in spread(range(len(data)), 300):
-        flipped = bytearray(data)
-        flipped[place] ^= 1 << place % 8
+    for flipped in flips_of(path.read_bytes()):
         path.write_bytes(flipped)
         assert_damaged(path, packing, elements)
 

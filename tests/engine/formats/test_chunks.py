@@ -28,11 +28,9 @@ from penstock.element import descriptions, nest
 from penstock.element.chunk import Chunk
 from penstock.element.ragged import Ragged
 from penstock.element.spec import DatasetSpec, NoneTensorSpec, RaggedTensorSpec, TensorSpec
-from penstock.engine.formats import arrow_messages, chunks
-from penstock.engine.formats.arrow_buffers import BatchBuffers
-from penstock.engine.formats.arrow_layouts import key_values
-from penstock.engine.formats.arrow_messages import ArrowOut, Schema
-from penstock.engine.formats.chunks import ChunkWriter, read_chunks
+from penstock.engine.formats import chunks
+from penstock.engine.formats.arrow_layouts import BatchBuffers, key_values
+from penstock.engine.formats.chunks import ArrowOut, ChunkWriter, Schema, read_chunks
 from penstock.errors import (
     DataLossError,
     FailedPreconditionError,
@@ -42,7 +40,7 @@ from penstock.errors import (
     ResourceExhaustedError,
 )
 from tests.effort import spread
-from tests.engine.formats.comparing import assert_same, elements_of
+from tests.engine.formats.comparing import assert_damaged, assert_same, elements_of, flips_of
 
 DTYPES = (
     "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 "
@@ -621,7 +619,7 @@ class FullDisk(io.BytesIO):
 
 
 def test_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arrow_messages, "create_bytes", lambda path, call: FullDisk())
+    monkeypatch.setattr(chunks, "create_bytes", lambda path, call: FullDisk())
     with pytest.raises(ResourceExhaustedError, match="ChunkWriter: no space is left .*; free some"):
         write(tmp_path / "f", Chunk.of([np.zeros(100)]))
 
@@ -654,15 +652,6 @@ def small(request: Any, tmp_path: Path) -> tuple[Path, str | None, list[Any]]:
     return tmp_path / "small", request.param, elements
 
 
-def assert_damaged(path: Path, packing: str | None, elements: list[Any]) -> None:
-    found: list[Chunk] = []
-    problem = "is damaged at byte|was written|is not a complete GZIP file"
-    with pytest.raises(DataLossError, match=f"read_chunks: '{path}' ({problem})"):
-        found.extend(read_chunks(str(path), packing))
-    before = [element for chunk in found for element in chunk.elements()]
-    assert_same(before, elements[: len(before)])
-
-
 def test_cut_anywhere(small: tuple[Path, str | None, list[Any]]) -> None:
     path, packing, elements = small
     data = path.read_bytes()
@@ -683,9 +672,7 @@ def means_the_same(data: bytes, other: bytes) -> bool:
 def test_flipped_anywhere(small: tuple[Path, str | None, list[Any]]) -> None:
     path, packing, elements = small
     data = path.read_bytes()
-    for place in spread(range(len(data)), 300):
-        flipped = bytearray(data)
-        flipped[place] ^= 1 << place % 8
+    for flipped in flips_of(data):
         path.write_bytes(flipped)
         if packing and means_the_same(flipped, data):
             assert_same(elements_of(str(path), packing), elements)
@@ -899,7 +886,7 @@ def test_files_of_another_format_are_refused_in_words(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write(tmp_path / "f", Chunk.of([np.int32(1)]))
-    monkeypatch.setattr(arrow_messages, "FORMAT", 2)
+    monkeypatch.setattr(chunks, "FORMAT", 2)
     problem = r"another version of penstock \(format 1, this one reads 2\); delete it"
     with pytest.raises(DataLossError, match=problem):
         elements_of(path)

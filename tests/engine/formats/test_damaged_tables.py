@@ -19,7 +19,8 @@ import pytest
 from penstock.data import Dataset
 from penstock.element import columns
 from penstock.engine.formats import arrow_files, parquet
-from penstock.engine.formats.arrow_files import ArrowReader, read_exactly
+from penstock.engine.formats.arrow_files import ArrowReader
+from penstock.engine.formats.files import read_exactly
 from penstock.engine.formats.parquet import ParquetReader
 from penstock.engine.formats.tables import Selection
 from penstock.errors import DataLossError, OpError, ResourceExhaustedError

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from penstock import io
-from penstock.engine.formats import deep_png
+from penstock.engine.formats import images
 from penstock.errors import InvalidArgumentError
 
 PIXELS = np.random.default_rng(3).integers(0, 65536, (9, 11, 3)).astype(np.uint16)
@@ -48,7 +48,7 @@ def png(pixels, stored, interlaced=0, more=b""):
     kind = {1: 0, 2: 4, 3: 2, 4: 6}[channels]
     header = struct.pack(">IIBBBBB", width, height, 16, kind, 0, 0, interlaced)
     body = chunk(b"IHDR", header) + more + chunk(b"IDAT", zlib.compress(stored))
-    return deep_png.SIGNATURE + body + chunk(b"IEND", b"")
+    return images._SIGNATURE + body + chunk(b"IEND", b"")
 
 
 @pytest.mark.parametrize("kinds", [[0], [1], [2], [3], [4], [4, 3, 0, 1, 2]], ids=str)
@@ -60,7 +60,7 @@ def test_every_filter_is_undone(kinds):
 @pytest.mark.parametrize("shape", [(9, 11, 3), (1, 1, 4), (3, 2, 1)], ids=str)
 def test_interlaced_images_are_put_together(shape):
     pixels = np.arange(np.prod(shape)).reshape(shape).astype(np.uint16) * 97
-    passes = [pixels[r::dr, c::dc] for r, c, dr, dc in deep_png._INTERLACED]
+    passes = [pixels[r::dr, c::dc] for r, c, dr, dc in images._INTERLACED]
     stored = b"".join(filter_rows(part, [4, 1]) for part in passes if part.size)
     data = png(pixels, stored, interlaced=1)
     np.testing.assert_array_equal(io.decode_png(data, dtype="uint16"), pixels)
@@ -114,9 +114,9 @@ def test_images_of_eight_bits_are_widened():
         (io.encode_png(PIXELS).replace(b"IDAT", b"IDAT\0"), "the checksum of its part IDAT is wr"),
         (png(PIXELS, filter_rows(PIXELS, [0])[:-9]), "cannot be read as PNG: buffer is smaller"),
         (png(PIXELS, b"\5" * 9 * 67), "it has the unknown filter 5"),
-        (deep_png.SIGNATURE + b"\0" * 16 + b"\x10", "cannot be read as PNG"),
+        (images._SIGNATURE + b"\0" * 16 + b"\x10", "cannot be read as PNG"),
         (
-            deep_png.SIGNATURE + chunk(b"IHDR", struct.pack(">IIBBBBB", 1, 1, 16, 3, 0, 0, 0)),
+            images._SIGNATURE + chunk(b"IHDR", struct.pack(">IIBBBBB", 1, 1, 16, 3, 0, 0, 0)),
             "its header is damaged",
         ),
     ],

@@ -283,14 +283,19 @@ def test_parsed_batches_can_be_resumed_from_every_one(parsed):
         next(iterator, None)
 
 
+def decode_varints(data, stops):
+    octets = np.frombuffer(varints.BEFORE + data + varints.AFTER, np.uint8)
+    return varints.decode_varints(octets, np.array(stops))
+
+
 def test_varints_keep_every_integer():
     draw = random.Random(3)
     values = np.array(
         [draw.randrange(-(1 << 63), 1 << 63) >> draw.randrange(64) for _ in range(99)]
     )
-    octets = np.frombuffer(encode_varints(values), np.uint8)
-    assert encode_varints(values) == b"".join(cases.varint(int(value)) for value in values)
-    decoded, counts, wrong = varints.decode_varints(octets, np.array([len(octets)]))
+    data = encode_varints(values)
+    assert data == b"".join(cases.varint(int(value)) for value in values)
+    decoded, counts, wrong = decode_varints(data, [len(data)])
     assert decoded.tolist() == values.tolist()
     assert counts.tolist() == [99]
     assert not wrong.any()
@@ -337,9 +342,7 @@ def test_varints_of_any_widths_are_decoded_in_blocks(widths, block, monkeypatch)
         data += draw.choice([b"", b"", b"\x80\xff"])
         places = draw.choice([ends, range(len(data) + 1)])
         stops = [*sorted(draw.choices(places, k=4)), len(data)]
-        values, counts, wrong = varints.decode_varints(
-            np.frombuffer(data, np.uint8), np.array(stops)
-        )
+        values, counts, wrong = decode_varints(data, stops)
         expected = decode_one_by_one(data, stops)
         found = [value for value, known in zip(values.tolist(), expected[0], strict=True) if known]
         assert found == [value for value in expected[0] if value]

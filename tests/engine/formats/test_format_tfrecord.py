@@ -13,9 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.engine.formats import framing
-from penstock.engine.formats.framing import masked_crc
-from penstock.engine.formats.tfrecord import TFRecordOptions, TFRecordReader, TFRecordWriter
+from penstock.engine.formats import tfrecord
+from penstock.engine.formats.tfrecord import (
+    TFRecordOptions,
+    TFRecordReader,
+    TFRecordWriter,
+    masked_crc,
+)
 from penstock.errors import (
     DataLossError,
     FailedPreconditionError,
@@ -338,7 +342,7 @@ def test_parts_are_the_file_if_each_begins_where_the_one_before_ended(
     file: Path, records: list[bytes], size: int, limit: int, window: int
 ) -> None:
     content = write(file, records)
-    framing._WINDOW, before = window, framing._WINDOW
+    tfrecord._WINDOW, before = window, tfrecord._WINDOW
     found: list[bytes] = []
     reached = 0
     try:
@@ -352,7 +356,7 @@ def test_parts_are_the_file_if_each_begins_where_the_one_before_ended(
             found += told
             reached = max(reached, end)
     finally:
-        framing._WINDOW = before
+        tfrecord._WINDOW = before
     assert found == records
     assert reached == len(content)
 
@@ -364,7 +368,7 @@ def test_a_guess_is_right_where_no_record_holds_records(tmp_path: Path) -> None:
     with open(tmp_path / "file", "rb") as opened:
         for start in range(1, len(content), 97):
             right = next(place for place in starts if place >= start)
-            assert framing.find_record(opened, start, len(content), len(content)) == right
+            assert tfrecord.find_record(opened, start, len(content), len(content)) == right
 
 
 def test_no_part_begins_behind_the_end_of_a_file(tmp_path: Path) -> None:

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 from penstock import io
-from penstock.engine.formats.examples import heads
+from penstock.engine.formats.examples import heads, sequences
 from penstock.engine.formats.examples.feature_columns import read_columns
 from penstock.engine.formats.examples.parsing import wanted_of
+from penstock.engine.formats.examples.reading import Kind, count_fields
 from penstock.errors import InvalidArgumentError
 from tests.effort import times
 from tests.engine.formats import example_cases as cases
@@ -68,8 +69,81 @@ def test_records_without_their_long_values_are_read_like_whole_ones(seed, damage
     records, features = draw_batch(random.Random(seed), damaged)
     whole = parse(records, features)
     monkeypatch.setattr(heads, "_LONG_BATCH", 0)
-    monkeypatch.setattr(heads, "_LONG_RECORD", 0)
+    monkeypatch.setattr(heads, "_LONG_FIELD", 0)
     assert parse(records, features) == whole
+
+
+def draw_sequences(draw, damaged):
+    """Records of sequences, and declarations of their features."""
+    kinds = {name: draw.choice(list(DTYPES)) for name in draw.sample(NAMES, 3)}
+    records = []
+    for _ in range(draw.randrange(1, 6)):
+        context, lists = [], []
+        for name, kind in kinds.items():
+            if draw.random() < 0.7:
+                context.append(cases.entry(name, draw_feature(draw, kind)))
+            if draw.random() < 0.7:
+                steps = [draw_feature(draw, kind) for _ in range(draw.randrange(4))]
+                lists.append(cases.entry(name, b"".join(cases.field(1, step) for step in steps)))
+        record = cases.field(1, b"".join(context)) if draw.random() < 0.9 else b""
+        record += cases.field(2, b"".join(lists)) if draw.random() < 0.9 else b""
+        damages = record and draw.random() < damaged
+        records.append(damage(draw, record) if damages else record)
+    return records, {name: io.VarLenFeature(DTYPES[kind]) for name, kind in kinds.items()}
+
+
+def parse_sequences(records, features):
+    """The result as text, or the message of an error."""
+    try:
+        parts = io.parse_sequence_example(records, features, features)
+    except InvalidArgumentError as error:
+        return str(error)
+    return repr([{name: value.to_list() for name, value in part.items()} for part in parts])
+
+
+@pytest.mark.parametrize("damaged", [0, 0.3])
+@pytest.mark.parametrize("seed", range(times(60)))
+def test_sequences_without_their_long_values_are_read_like_whole_ones(seed, damaged, monkeypatch):
+    records, features = draw_sequences(random.Random(seed), damaged)
+    whole = parse_sequences(records, features)
+    monkeypatch.setattr(heads, "_LONG_BATCH", 0)
+    monkeypatch.setattr(heads, "_LONG_FIELD", 0)
+    assert parse_sequences(records, features) == whole
+
+
+def test_long_steps_are_read_without_plain_python_and_without_a_copy_of_the_batch():
+    frames = [[bytes((step,)) * 20_000] for step in range(20)]
+    record = io.serialize_sequence_example({"title": "x" * 5000}, {"frames": frames})
+    tracemalloc.start()
+    _, lists, wrong = sequences._read([record] * 16, {}, {b"frames": Kind.BYTES})
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert not wrong.any()
+    assert lists[b"frames"].steps.values.tolist() == [frame for [frame] in frames] * 16
+    assert peak < 8 << 20, "the records and the result have 6.4 MB each"
+
+
+EXAMPLE, STEPS = io.serialize_example, io.serialize_sequence_example
+
+
+@pytest.mark.parametrize(
+    ("record", "is_joined"),
+    [
+        (EXAMPLE({"image": bytes(100_000), "label": 1}), False),
+        (EXAMPLE({f"text {number}": bytes(200) for number in range(500)}), True),
+        (STEPS({"label": 1}, {"frames": [[bytes(20_000)]] * 10}), False),
+        (STEPS({"label": 1}, {"frames": [np.zeros(80, np.float32)] * 300}), True),
+        (STEPS({"image": bytes(100_000)}), False),
+    ],
+)
+def test_records_are_joined_as_a_whole_if_their_fields_are_short(record, is_joined):
+    wire = heads.join_records([record] * 100, 8)
+    assert (len(wire.data) > 100 * len(record)) == is_joined
+
+
+def test_damaged_records_have_at_least_one_field():
+    for record in [b"", b"\x0a", b"\x0a\x05", b"\x12\x03\x0a\x01\x0a", b"\xff" * 30]:
+        assert count_fields(record) >= 1
 
 
 FEATURES = {

@@ -13,7 +13,7 @@ import pytest
 from penstock.data import Dataset, FixedLengthRecordDataset, TextLineDataset
 from penstock.engine.formats import remote_requests
 from penstock.engine.formats.files import expand, open_bytes
-from penstock.engine.formats.remote_files import PIECE, RemoteFile
+from penstock.engine.formats.remote_files import RANGE_BYTES, RemoteFile
 from penstock.engine.formats.remote_requests import RequestLimit
 from penstock.errors import (
     DataLossError,
@@ -26,7 +26,7 @@ from penstock.io import read_file
 from tests.engine.formats.http_files import FileServer
 from tests.engine.formats.table_samples import plain
 
-CONTENT = random.Random(0).randbytes(3 * PIECE + 12 * 1024)
+CONTENT = random.Random(0).randbytes(3 * RANGE_BYTES + 12 * 1024)
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def test_reads_in_any_order_are_those_of_the_content(server: FileServer) -> None
             start = file.tell()
             if draw.random() < 0.4:
                 start = file.seek(draw.randrange(len(CONTENT) + 10))
-            size = draw.choice([1, 100, 70_000, PIECE + 5, 5 * PIECE])
+            size = draw.choice([1, 100, 70_000, RANGE_BYTES + 5, 5 * RANGE_BYTES])
             assert file.read(size) == CONTENT[start : start + size]
         assert file.seek(-5, 2) == len(CONTENT) - 5
         assert file.read() == CONTENT[-5:]
@@ -71,18 +71,18 @@ def test_a_file_that_is_read_in_order_is_fetched_once_by_pieces(server: FileServ
     assert data == CONTENT
     assert sorted(gets(server)) == [
         f"bytes=0-{2**18 - 1}",
-        f"bytes={PIECE}-{2 * PIECE - 1}",
-        f"bytes={2 * PIECE}-{3 * PIECE - 1}",
-        f"bytes={2**18}-{PIECE - 1}",
-        f"bytes={3 * PIECE}-{len(CONTENT) - 1}",
+        f"bytes={RANGE_BYTES}-{2 * RANGE_BYTES - 1}",
+        f"bytes={2 * RANGE_BYTES}-{3 * RANGE_BYTES - 1}",
+        f"bytes={2**18}-{RANGE_BYTES - 1}",
+        f"bytes={3 * RANGE_BYTES}-{len(CONTENT) - 1}",
     ]
 
 
 def test_what_is_prefetched_is_fetched_once(server: FileServer) -> None:
     with open_bytes(f"{server.url}/file") as file:
         assert isinstance(file, RemoteFile)
-        file.prefetch([[(10, 20), (500_000, 500_100)], [(PIECE, 3 * PIECE)]])
-        for start, stop in [(500_000, 500_100), (10, 20), (PIECE, 3 * PIECE)]:
+        file.prefetch([[(10, 20), (500_000, 500_100)], [(RANGE_BYTES, 3 * RANGE_BYTES)]])
+        for start, stop in [(500_000, 500_100), (10, 20), (RANGE_BYTES, 3 * RANGE_BYTES)]:
             file.seek(start)
             assert file.read(stop - start) == CONTENT[start:stop]
     assert len(gets(server)) == 4
@@ -112,9 +112,9 @@ def test_a_damaged_remote_table_is_named(server: FileServer) -> None:
 def test_a_server_without_ranges_sends_the_whole_file(server: FileServer) -> None:
     server.has_ranges = False
     with open_bytes(f"{server.url}/file") as file:
-        file.seek(PIECE)
-        assert file.read(3) == CONTENT[PIECE : PIECE + 3]
-        assert file.read() == CONTENT[PIECE + 3 :]
+        file.seek(RANGE_BYTES)
+        assert file.read(3) == CONTENT[RANGE_BYTES : RANGE_BYTES + 3]
+        assert file.read() == CONTENT[RANGE_BYTES + 3 :]
     assert len(gets(server)) == 1
 
 
@@ -171,7 +171,7 @@ def test_a_server_that_does_not_run_is_named(
         Dataset.from_parquet(f"{server.url}/x")
 
 
-@pytest.mark.parametrize("size", [len(CONTENT), len(CONTENT) - PIECE])
+@pytest.mark.parametrize("size", [len(CONTENT), len(CONTENT) - RANGE_BYTES])
 def test_a_file_that_changes_while_it_is_read_is_named(server: FileServer, size: int) -> None:
     iterator = iter(FixedLengthRecordDataset(f"{server.url}/file", 1024))
     next(iterator)

@@ -25,8 +25,9 @@ from penstock.element.chunk import Chunk
 from penstock.element.ragged import Ragged
 from penstock.element.spec import NoneTensorSpec, RaggedTensorSpec, TensorSpec
 from penstock.element.values import spec_of
-from penstock.engine.formats import arrow_messages, runs, saved
-from penstock.engine.formats.framing import crc32c
+from penstock.engine.formats import chunks as chunk_files
+from penstock.engine.formats import saved
+from penstock.engine.formats.checksums import crc32c
 from penstock.errors import (
     AbortedError,
     AlreadyExistsError,
@@ -93,7 +94,7 @@ def test_all_kinds_of_elements(compression: str | None, tmp_path: Path) -> None:
         "f": TensorSpec((2,), np.float64),
     }
     path = str(tmp_path / "s")
-    runs.save(path, iter([Chunk.of(elements)]), spec, compression, None)
+    saved.save(path, iter([Chunk.of(elements)]), spec, compression, None)
     dataset = Dataset.load(path, compression=compression)
     assert dataset.element_spec == spec
     assert repr(list(dataset)) == repr(elements)
@@ -164,7 +165,7 @@ def test_what_cannot_be_saved(tmp_path: Path) -> None:
 
 def test_elements_that_break_their_promise(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgumentError, match="Dataset.save: there are elements TensorSpec.*"):
-        runs.save(str(tmp_path / "s"), numbers(1), TensorSpec((), np.int32), None, None)
+        saved.save(str(tmp_path / "s"), numbers(1), TensorSpec((), np.int32), None, None)
     assert tree(tmp_path) == []
 
 
@@ -270,7 +271,7 @@ def test_shards(tmp_path: Path) -> None:
 
 
 def test_more_shards_than_open_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runs, "_OPEN_FILES", 2)
+    monkeypatch.setattr(saved, "_OPEN_FILES", 2)
     Dataset.range(30).save(tmp_path / "s", shard_func=lambda x: x % 7)
     assert loaded(tmp_path / "s") == sorted(range(30), key=lambda x: (x % 7, x))
 
@@ -280,7 +281,7 @@ def test_wrong_shard_numbers(number: Any, tmp_path: Path) -> None:
     with pytest.raises(
         InvalidArgumentError, match="Dataset.save: shard_func must return the number"
     ):
-        runs.save(str(tmp_path / "s"), numbers(1), INT, None, lambda element: number)
+        saved.save(str(tmp_path / "s"), numbers(1), INT, None, lambda element: number)
     assert tree(tmp_path) == []
 
 
@@ -338,10 +339,10 @@ def test_two_at_once(tmp_path: Path) -> None:
     def chunks() -> Iterator[Chunk]:
         yield from numbers(1)
         with pytest.raises(AlreadyExistsError, match="Dataset.save: '.*s' is being written by"):
-            runs.save(path, numbers(2), INT, None, None)
+            saved.save(path, numbers(2), INT, None, None)
         yield from numbers(3)
 
-    runs.save(path, chunks(), INT, None, None)
+    saved.save(path, chunks(), INT, None, None)
     assert loaded(tmp_path / "s") == [1, 3]
 
 
@@ -351,10 +352,10 @@ def test_whose_lock_was_taken_does_not_win(tmp_path: Path) -> None:
     def chunks() -> Iterator[Chunk]:
         yield from numbers(1)
         os.unlink(os.path.join(path, "lockfile"))
-        runs.save(path, numbers(2), INT, None, None)
+        saved.save(path, numbers(2), INT, None, None)
 
     with pytest.raises(AbortedError, match="Dataset.save: another writer has begun to write"):
-        runs.save(path, chunks(), INT, None, None)
+        saved.save(path, chunks(), INT, None, None)
     assert loaded(tmp_path / "s") == [2]
     assert tree(tmp_path / "s") == [
         "N/N.shard/N.snapshot",
@@ -375,7 +376,7 @@ class FullDisk(io.FileIO):
 def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Dataset.range(3).save(tmp_path / "s")
     before = sorted((tmp_path / "s").rglob("*"))
-    monkeypatch.setattr(arrow_messages, "create_bytes", lambda path, call: FullDisk(path, "w"))
+    monkeypatch.setattr(chunk_files, "create_bytes", lambda path, call: FullDisk(path, "w"))
     with pytest.raises(ResourceExhaustedError, match="Dataset.save: no space is left for .*; free"):
         Dataset.range(1000).save(tmp_path / "s")
     assert sorted((tmp_path / "s").rglob("*")) == before
@@ -495,7 +496,7 @@ def test_other_file_systems() -> None:
 
 def test_specs_of_another_kind_change_nothing(tmp_path: Path) -> None:
     """A dtype that changes on the way is found before anything counts."""
-    run = runs.RunWriter(str(tmp_path / "s"), None, None, "Dataset.snapshot")
+    run = saved.RunWriter(str(tmp_path / "s"), None, None, "Dataset.snapshot")
     run.write(Chunk.of([np.int64(1)]))
     with pytest.raises(InvalidTypeError, match="Dataset.snapshot: elements must have the same"):
         run.write(Chunk.of([np.int32(1)]))

@@ -19,7 +19,7 @@ import pytest
 
 from penstock.data.dataset import Dataset
 from penstock.element.spec import TensorSpec
-from penstock.engine.formats import arrow_messages
+from penstock.engine.formats import chunks as chunk_files
 from penstock.errors import (
     AlreadyExistsError,
     DataLossError,
@@ -234,7 +234,7 @@ def test_a_full_disk(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(arrow_messages, "create_bytes", lambda path, call: FullDisk(path, "w"))
+    monkeypatch.setattr(chunk_files, "create_bytes", lambda path, call: FullDisk(path, "w"))
     monkeypatch.setattr("penstock.engine.formats.chunks.BLOCK_BYTES", 64)
     dataset = kept(Dataset.range(50))
     iterator = read(dataset, 40)
@@ -252,7 +252,7 @@ def test_a_full_disk(
 def test_a_disk_that_is_full_at_the_end(
     kept: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(arrow_messages, "create_bytes", lambda path, call: FullDisk(path, "w"))
+    monkeypatch.setattr(chunk_files, "create_bytes", lambda path, call: FullDisk(path, "w"))
     monkeypatch.setattr(FullDisk, "room", 32)
     iterator = iter(kept(Dataset.range(3)))
     assert [int(next(iterator)) for _ in range(3)] == [0, 1, 2]
@@ -271,7 +271,7 @@ def test_going_on_with_a_full_disk(
     state = read(dataset, 40).state_dict()
     for file in [path for path in tmp_path.rglob("*") if path.is_file()]:
         file.unlink()
-    monkeypatch.setattr(arrow_messages, "create_bytes", lambda path, call: FullDisk(path, "w"))
+    monkeypatch.setattr(chunk_files, "create_bytes", lambda path, call: FullDisk(path, "w"))
     monkeypatch.setattr("penstock.engine.formats.chunks.BLOCK_BYTES", 64)
     iterator = resumed(dataset, state)
     assert rest(itertools.islice(iterator, 10)) == list(range(40, 50))
@@ -437,7 +437,7 @@ def test_a_cache_file_that_cannot_be_made(tmp_path: Path) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(arrow_messages, "create_bytes", fail)
+        patch.setattr(chunk_files, "create_bytes", fail)
         with pytest.raises(ResourceExhaustedError, match="no space is left for"):
             next(iter(Dataset.range(3).cache(tmp_path / "c")))
     assert files(tmp_path) == []

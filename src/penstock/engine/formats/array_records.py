@@ -7,26 +7,25 @@ be safe for several threads, so a lock guards it.
 from __future__ import annotations
 
 import threading
+from functools import partial
 from typing import Any
 
-import numpy as np
-
-from penstock.element import nest
+from penstock.element import nest, strings
 from penstock.element.chunk import Chunk
 from penstock.element.dtypes import string
 from penstock.element.index import Index, array_of
 from penstock.element.spec import TensorSpec
+from penstock.engine.formats.checksums import crc32c
 from penstock.engine.formats.extras import load_extra
 from penstock.engine.formats.files import open_bytes
-from penstock.engine.formats.framing import crc32c
-from penstock.engine.formats.tables import Selection, TakeRows
+from penstock.engine.formats.tables import RowsOnDemand, Selection, TableReader
 from penstock.errors import DataLossError, UnimplementedError
 
 _BLOCK_ROWS = 1 << 14
 """A block has about so many records. They are read singly, so a block costs nothing."""
 
 
-class ArrayRecordTable:
+class ArrayRecordTable(TableReader):
     """The records of one file. `_lock` guards the package's reader."""
 
     specs = TensorSpec((), string)
@@ -61,18 +60,19 @@ class ArrayRecordTable:
             self._reader = found
         return self._reader
 
-    def read_records(self, numbers: list[int]) -> list[bytes]:
-        """Some records; opens the file again if it was closed."""
+    def _read_rows(self, first: int, index: Index) -> Chunk:
+        """Some rows of the block that begins at row `first`; opens the file if it was closed."""
+        numbers = (array_of(index) + first).tolist()
         with self._lock:
             try:
-                found: list[bytes] = self._open_reader().read(numbers)
+                found = self._open_reader().read(numbers)
             except (RuntimeError, ValueError, IndexError) as error:
                 self._reader = None
                 problem = (
                     f"records {min(numbers)} to {max(numbers)} cannot be read ({error!s:.200})"
                 )
                 raise self._damage(problem) from None
-        return found
+        return Chunk(nest.LEAF, [strings.make_column(found)], len(numbers))
 
     def _damage(self, problem: str) -> DataLossError:
         return DataLossError(
@@ -80,29 +80,11 @@ class ArrayRecordTable:
             "format"
         )
 
-    def prefetch(self, number: int, ahead: int, selection: Selection) -> bool:
-        return False
-
-    def read(self, number: int, first: int, selection: Selection) -> ArrayRecordBlock:
-        return ArrayRecordBlock(self, first)
+    def read(self, number: int, first: int, selection: Selection) -> RowsOnDemand:
+        return RowsOnDemand(partial(self._read_rows, first))
 
     def close(self) -> None:
         with self._lock:
             if self._reader is not None:
                 self._reader.close()
             self._reader = None
-
-
-class ArrayRecordBlock:
-    """Neighbouring records, which are read when they are asked for."""
-
-    nbytes = 1 << 10
-
-    def __init__(self, table: ArrayRecordTable, first: int) -> None:
-        self._table, self._first = table, first
-
-    def rows(self, index: Index, take: TakeRows) -> Chunk:
-        numbers = (array_of(index) + self._first).tolist()
-        column = np.empty(len(numbers), object)
-        column[:] = self._table.read_records(numbers)
-        return Chunk(nest.LEAF, [column], len(numbers))

@@ -19,12 +19,13 @@ from penstock.element.dtypes import string as string_dtype
 from penstock.element.index import Index, array_of
 from penstock.element.ragged import Ragged
 from penstock.element.spec import RaggedTensorSpec, TensorSpec
-from penstock.engine.formats.exact_values import find_changed
-from penstock.engine.formats.extras import load_extra
-from penstock.engine.formats.tables import Selection, TakeRows
+from penstock.engine.formats.exact_values import find_changed, is_bytes, is_list, is_string
+from penstock.engine.formats.extras import arrow
+from penstock.engine.formats.tables import Selection
+from penstock.engine.gather import TakeRows
 from penstock.errors import InvalidArgumentError
 
-_MISSING = object()
+MISSING = object()
 
 
 class UnreadableTypeError(Exception):
@@ -71,60 +72,51 @@ def _find_specs(schema: Any) -> dict[str, Any]:
 
 def spec_of(kind: Any) -> Any:
     """The spec of an element's value in a column of an Arrow type; a dict for a struct."""
-    types = load_extra("pyarrow.types", "Dataset")
-    if types.is_struct(kind):
+    if arrow.types.is_struct(kind):
         return {field.name: spec_of(field.type) for field in kind}
-    if types.is_null(kind):
+    if arrow.types.is_null(kind):
         raise UnreadableTypeError("it has no values at all")
     if _is_variable_tensor(kind):
         data, shape = kind.storage_type
-        return TensorSpec([None] * shape.type.list_size, _layout(data.type.value_type, types)[2])
-    shape, ragged_rank, dtype = _layout(kind, types)
+        return TensorSpec([None] * shape.type.list_size, _layout(data.type.value_type)[2])
+    shape, ragged_rank, dtype = _layout(kind)
     if ragged_rank:
         return RaggedTensorSpec(shape, dtype, ragged_rank - 1)
     return TensorSpec(shape, dtype)
 
 
-def _layout(kind: Any, types: Any) -> tuple[tuple[int | None, ...], int, Any]:
+def _layout(kind: Any) -> tuple[tuple[int | None, ...], int, Any]:
     """The shape of a value, how many of its leading dimensions are ragged, and the dtype."""
-    if types.is_dictionary(kind):
-        return _layout(kind.value_type, types)
+    if arrow.types.is_dictionary(kind):
+        return _layout(kind.value_type)
     if _is_tensor(kind):
-        return _tensor_shape(kind), 0, _layout(kind.value_type, types)[2]
+        return _tensor_shape(kind), 0, _layout(kind.value_type)[2]
     if hasattr(kind, "storage_type"):
-        return _layout(kind.storage_type, types)
-    if types.is_list(kind) or types.is_large_list(kind):
-        shape, rank, dtype = _layout(kind.value_type, types)
+        return _layout(kind.storage_type)
+    if is_list(kind):
+        shape, rank, dtype = _layout(kind.value_type)
         return (None, *shape), rank + 1, dtype
-    if types.is_fixed_size_list(kind):
-        shape, rank, dtype = _layout(kind.value_type, types)
+    if arrow.types.is_fixed_size_list(kind):
+        shape, rank, dtype = _layout(kind.value_type)
         return (kind.list_size, *shape), rank + 1 if rank else 0, dtype
-    if _is_text(kind, types) or types.is_decimal(kind):
+    if _is_text(kind) or arrow.types.is_decimal(kind):
         return (), 0, string_dtype
-    return (), 0, _dtype_of(kind, types)
+    return (), 0, _dtype_of(kind)
 
 
-def _dtype_of(kind: Any, types: Any) -> Any:
-    if types.is_boolean(kind):
+def _dtype_of(kind: Any) -> Any:
+    if arrow.types.is_boolean(kind):
         return of_numpy(np.dtype(bool))
-    if types.is_temporal(kind) and not types.is_interval(kind):
+    if arrow.types.is_temporal(kind) and not arrow.types.is_interval(kind):
         return of_numpy(np.dtype(f"int{kind.bit_width}"))
-    if types.is_integer(kind) or types.is_floating(kind):
+    if arrow.types.is_integer(kind) or arrow.types.is_floating(kind):
         return of_numpy(np.dtype(kind.to_pandas_dtype()))
-    inside = "; give its fields columns of their own" if types.is_struct(kind) else ""
+    inside = "; give its fields columns of their own" if arrow.types.is_struct(kind) else ""
     raise UnreadableTypeError(f"its type is {kind}, which elements cannot have{inside}")
 
 
-def _is_text(kind: Any, types: Any) -> bool:
-    return bool(
-        types.is_string(kind)
-        or types.is_large_string(kind)
-        or types.is_string_view(kind)
-        or types.is_binary(kind)
-        or types.is_large_binary(kind)
-        or types.is_binary_view(kind)
-        or types.is_fixed_size_binary(kind)
-    )
+def _is_text(kind: Any) -> bool:
+    return is_string(kind) or is_bytes(kind)
 
 
 def _is_tensor(kind: Any) -> bool:
@@ -141,14 +133,13 @@ def _is_variable_tensor(kind: Any) -> bool:
     return getattr(kind, "extension_name", "") == "arrow.variable_shape_tensor"
 
 
-def convert(array: Any, fill: Any = _MISSING) -> Any:
+def convert(array: Any, fill: Any = MISSING) -> Any:
     """An Arrow array as a column; as a dict of columns, if it has structs.
 
     Raises MissingValueError for the first missing value, if there is nothing to fill in.
     """
-    types = load_extra("pyarrow.types", "Dataset")
     kind = array.type
-    if types.is_dictionary(kind):
+    if arrow.types.is_dictionary(kind):
         return _from_dictionary(array, fill)
     if _is_tensor(kind):
         return _from_tensors(array, fill)
@@ -157,18 +148,18 @@ def convert(array: Any, fill: Any = _MISSING) -> Any:
         return [row.reshape(shape) for row, shape in zip(values, shapes.tolist(), strict=True)]
     if hasattr(kind, "storage_type"):
         return convert(array.storage, fill)
-    if types.is_struct(kind):
+    if arrow.types.is_struct(kind):
         return _from_structs(array, fill)
-    if types.is_list(kind) or types.is_large_list(kind):
+    if is_list(kind):
         return _from_lists(array, fill)
-    if types.is_fixed_size_list(kind):
+    if arrow.types.is_fixed_size_list(kind):
         return _from_fixed_lists(array, fill)
     array = _fill_nulls(array, fill)
-    if types.is_decimal(kind):
+    if arrow.types.is_decimal(kind):
         array = array.cast("string")
-    if types.is_decimal(kind) or _is_text(kind, types):
+    if arrow.types.is_decimal(kind) or _is_text(kind):
         return array.cast("binary").to_numpy(zero_copy_only=False)
-    if types.is_temporal(kind):
+    if arrow.types.is_temporal(kind):
         array = array.view(f"int{kind.bit_width}")
     return array.to_numpy(zero_copy_only=False)
 
@@ -176,32 +167,29 @@ def convert(array: Any, fill: Any = _MISSING) -> Any:
 def _fill_nulls(array: Any, fill: Any) -> Any:
     if not array.null_count:
         return array
-    if fill is _MISSING:
+    if fill is MISSING:
         return _refuse_nulls(array)
-    compute = load_extra("pyarrow.compute", "Dataset")
-    return compute.fill_null(array, scalar_of(fill, array.type))
+    return arrow.compute.fill_null(array, scalar_of(fill, array.type))
 
 
 def scalar_of(fill: Any, kind: Any) -> Any:
     """A value to fill in, as an Arrow scalar; ValueError or TypeError if it does not fit."""
-    arrow = load_extra("pyarrow", "Dataset")
-    types = arrow.types
-    if types.is_temporal(kind):
+    if arrow.types.is_temporal(kind):
         return _exact_scalar(fill, f"int{kind.bit_width}").cast(kind)
-    if types.is_decimal(kind) and isinstance(fill, str | bytes):
+    if arrow.types.is_decimal(kind) and isinstance(fill, str | bytes):
         fill = fill if isinstance(fill, str) else fill.decode()
         return arrow.scalar(fill).cast(kind)
-    if _is_text(kind, types):
+    if _is_text(kind):
         if not isinstance(fill, str | bytes):
             raise TypeError("it is not a string")
         return arrow.scalar(fill, kind)
-    if types.is_boolean(kind) and not isinstance(fill, bool | np.bool_):
+    if arrow.types.is_boolean(kind) and not isinstance(fill, bool | np.bool_):
         raise TypeError("it is not a bool")
     return _exact_scalar(fill, kind)
 
 
 def _exact_scalar(fill: Any, kind: Any) -> Any:
-    array = load_extra("pyarrow", "Dataset").array([fill], kind)
+    array = arrow.array([fill], kind)
     if array.null_count:
         raise TypeError("it is a missing value")
     if find_changed([fill], array) is not None:
@@ -225,7 +213,7 @@ def _from_dictionary(array: Any, fill: Any) -> Any:
 
 
 def _from_structs(array: Any, fill: Any) -> dict[str, Any]:
-    if fill is _MISSING:
+    if fill is MISSING:
         _refuse_nulls(array)
     parts = zip(array.type, array.flatten(), strict=True)
     return {field.name: convert(part, fill) for field, part in parts}
@@ -234,10 +222,9 @@ def _from_structs(array: Any, fill: Any) -> dict[str, Any]:
 def _from_lists(array: Any, fill: Any) -> Ragged:
     """A missing list becomes an empty one, if there is a value to fill in."""
     if array.null_count:
-        if fill is _MISSING:
+        if fill is MISSING:
             _refuse_nulls(array)
-        arrow = load_extra("pyarrow.compute", "Dataset")
-        array = arrow.coalesce(array, load_extra("pyarrow", "Dataset").scalar([], array.type))
+        array = arrow.compute.coalesce(array, arrow.scalar([], array.type))
     splits = array.offsets.to_numpy()
     splits = splits - splits[0] if splits[0] else splits
     try:
@@ -257,7 +244,7 @@ def _from_tensors(array: Any, fill: Any) -> Any:
 def _from_fixed_lists(array: Any, fill: Any) -> Any:
     """All items of a missing list are missing, if there is a value to fill in."""
     size = array.type.list_size
-    if array.null_count and fill is not _MISSING:
+    if array.null_count and fill is not MISSING:
         values = _items_of_fixed_lists(array)
     else:
         values = _refuse_nulls(array).flatten()
@@ -272,11 +259,10 @@ def _from_fixed_lists(array: Any, fill: Any) -> Any:
 
 def _items_of_fixed_lists(array: Any) -> Any:
     """The items of all lists; null for those of a missing list, which Arrow leaves undefined."""
-    arrow, size = load_extra("pyarrow", "Dataset"), array.type.list_size
+    size = array.type.list_size
     items = array.values.slice(array.offset * size, len(array) * size)
     is_there = np.repeat(array.is_valid().to_numpy(zero_copy_only=False), size)
-    compute = load_extra("pyarrow.compute", "Dataset")
-    return compute.if_else(arrow.array(is_there), items, arrow.scalar(None, items.type))
+    return arrow.compute.if_else(arrow.array(is_there), items, arrow.scalar(None, items.type))
 
 
 class ArrowBlock:
@@ -312,27 +298,22 @@ class ArrowBlock:
             array = array.slice(index.start, len(index))  # type: ignore[union-attr]
         else:
             array = _take(array, array_of(index))
-        return convert_column(array, name, self._selection, _row_numbers(self._first, index))
+        return convert_column(array, name, self._selection, array_of(index) + self._first)
 
 
 _OVERHEAD = 1 << 11
 """About what the objects of one column occupy, besides their values."""
 
 
-def _row_numbers(first: int, index: Index) -> Array:
-    return array_of(index) + first
-
-
 def _view_of(array: Any) -> Array | None:
     """The array as a view, if it has plain numbers or fixed-size lists of them, and no nulls."""
-    types = load_extra("pyarrow.types", "Dataset")
     if array.null_count:
         return None
-    if types.is_fixed_size_list(array.type):
+    if arrow.types.is_fixed_size_list(array.type):
         values = _view_of(array.flatten())
         shape = (len(array), array.type.list_size)
         return None if values is None else values.reshape(*shape, *values.shape[1:])
-    if not (types.is_integer(array.type) or types.is_floating(array.type)):
+    if not (arrow.types.is_integer(array.type) or arrow.types.is_floating(array.type)):
         return None
     view: Array = array.to_numpy(zero_copy_only=True)
     return view
@@ -345,27 +326,24 @@ def _without_string_views(array: Any) -> Any:
 
 def _without_views(kind: Any) -> Any:
     """An Arrow type with strings in place of string views."""
-    arrow = load_extra("pyarrow", "Dataset")
-    types = arrow.types
-    if types.is_string_view(kind):
+    if arrow.types.is_string_view(kind):
         return arrow.large_string()
-    if types.is_binary_view(kind):
+    if arrow.types.is_binary_view(kind):
         return arrow.large_binary()
-    if types.is_dictionary(kind):
+    if arrow.types.is_dictionary(kind):
         return arrow.dictionary(kind.index_type, _without_views(kind.value_type), kind.ordered)
-    if types.is_struct(kind):
+    if arrow.types.is_struct(kind):
         return arrow.struct([field.with_type(_without_views(field.type)) for field in kind])
-    if not (types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)):
+    if not (is_list(kind) or arrow.types.is_fixed_size_list(kind)):
         return kind
     values = kind.value_field.with_type(_without_views(kind.value_type))
-    if types.is_fixed_size_list(kind):
+    if arrow.types.is_fixed_size_list(kind):
         return arrow.list_(values, kind.list_size)
-    return arrow.large_list(values) if types.is_large_list(kind) else arrow.list_(values)
+    return arrow.large_list(values) if arrow.types.is_large_list(kind) else arrow.list_(values)
 
 
 def _take(array: Any, rows: Array) -> Any:
     """Rows of an array, in any order."""
-    arrow = load_extra("pyarrow", "Dataset")
     if _has_shifted_lists(array):
         # The `take` of Arrow 26 ignores offsets of nested fixed-size lists: it copies other rows.
         parts = (array.slice(row, 1) for row in rows.tolist())
@@ -378,24 +356,23 @@ def _has_shifted_lists(array: Any, is_shifted: bool = False, depth: int = 0) -> 
 
     `depth` counts the fixed-size lists around the array; `is_shifted` says if one has an offset.
     """
-    types = load_extra("pyarrow.types", "Dataset")
     kind = array.type
     if hasattr(kind, "storage_type"):
         return _has_shifted_lists(array.storage, is_shifted, depth)
-    if types.is_fixed_size_list(kind):
+    if arrow.types.is_fixed_size_list(kind):
         is_shifted = is_shifted or array.offset > 0
         return (is_shifted and depth > 0) or _has_shifted_lists(array.values, is_shifted, depth + 1)
-    if types.is_struct(kind):
+    if arrow.types.is_struct(kind):
         parts = (array.field(number) for number in range(kind.num_fields))
         return any(_has_shifted_lists(part) for part in parts)
-    if types.is_list(kind) or types.is_large_list(kind):
+    if is_list(kind):
         return _has_shifted_lists(array.values)
     return depth > 1 and (is_shifted or array.offset > 0)
 
 
 def convert_column(array: Any, name: str, selection: Selection, rows: Array) -> Any:
     """A column, or an error that names the column, the table and the row."""
-    fill = selection.fill.get(name, _MISSING)
+    fill = selection.fill.get(name, MISSING)
     try:
         return convert(array, fill)
     except MissingValueError as error:
@@ -416,9 +393,8 @@ def missing_value_words(name: str, kind: Any) -> str:
 
 def _example(kind: Any) -> str | None:
     """A value that can be filled into a column, as a program writes it; None if none can."""
-    types = load_extra("pyarrow.types", "Dataset")
     candidates: dict[str, Any] = {"0": 0, "''": "", "False": False}
-    for leaf in filter(types.is_fixed_size_binary, _leaf_kinds(kind)):
+    for leaf in filter(arrow.types.is_fixed_size_binary, _leaf_kinds(kind)):
         candidates[f"bytes({leaf.byte_width})"] = bytes(leaf.byte_width)
     return next((code for code, value in candidates.items() if fits(value, kind) is None), None)
 
@@ -466,7 +442,7 @@ def fits(fill: Any, kind: Any) -> str | None:
 
 def _leaf_kinds(kind: Any) -> Iterator[Any]:
     """The types of the values inside lists, structs and dictionaries."""
-    if load_extra("pyarrow.types", "Dataset").is_struct(kind):
+    if arrow.types.is_struct(kind):
         for field in kind:
             yield from _leaf_kinds(field.type)
     elif hasattr(kind, "value_type"):

@@ -15,13 +15,19 @@ from functools import lru_cache
 from typing import Any, BinaryIO, NamedTuple
 
 from penstock.engine.formats.arrow_columns import ArrowBlock, specs_of
-from penstock.engine.formats.extras import load_extra
-from penstock.engine.formats.files import open_bytes, size_of, translate_errors
+from penstock.engine.formats.checksums import crc32c
+from penstock.engine.formats.extras import arrow, load_extra
+from penstock.engine.formats.files import (
+    close_on_error,
+    open_bytes,
+    read_exactly,
+    size_of,
+    translate_errors,
+)
 from penstock.engine.formats.flat_tables import DAMAGED, FlatTable
-from penstock.engine.formats.framing import crc32c
 from penstock.engine.formats.remote_files import prefetch_blocks, prefetch_ranges
 from penstock.engine.formats.remote_requests import ChangedFileError
-from penstock.engine.formats.tables import Selection
+from penstock.engine.formats.tables import Selection, TableReader
 from penstock.errors import DataLossError, InvalidArgumentError, OpError, ResourceExhaustedError
 
 _NO_DAMAGE = (ConnectionError, TimeoutError, ChangedFileError)
@@ -40,7 +46,7 @@ _SCHEMA, _DICTIONARY, _RECORD_BATCH = 1, 2, 3
 @contextlib.contextmanager
 def report_damage(path: str, call: str, what: str) -> Iterator[None]:
     """Raises DataLossError, with the file and what of it is damaged, if Arrow cannot read it."""
-    arrow = load_extra("pyarrow", call)
+    load_extra("pyarrow", call)
     with translate_errors(path, call):
         try:
             yield
@@ -60,18 +66,6 @@ def report_damage(path: str, call: str, what: str) -> Iterator[None]:
             ) from error
 
 
-def read_exactly(file: BinaryIO, start: int, count: int) -> bytes:
-    """The `count` bytes from `start` on; EOFError if the file ends before."""
-    file.seek(start)
-    parts, missing = [], count
-    while missing and (part := file.read(missing)):
-        parts.append(part)
-        missing -= len(part)
-    if missing:
-        raise EOFError(f"the file ends {missing} bytes too early")
-    return b"".join(parts)
-
-
 class _Message(NamedTuple):
     """A message of an Arrow file: its kind, its number of rows, and where it begins and ends."""
 
@@ -81,22 +75,19 @@ class _Message(NamedTuple):
     end: int
 
 
-class ArrowReader:
+class ArrowReader(TableReader):
     """Opening it reads the footer and the heads of the record batches."""
 
     def __init__(self, path: str, call: str) -> None:
         self._call, self._path = call, path
-        self._arrow = load_extra("pyarrow", call)
+        load_extra("pyarrow", call)
         self._file = open_bytes(path, call=call)
-        try:
-            with report_damage(path, call, "its record batches cannot be found"):
-                messages, footer = self._find_messages()
-                self._is_file = footer is not None
-                self.schema = self._read_schema(footer)
-                self.specs = specs_of(self.schema)
-        except BaseException:
-            self._file.close()
-            raise
+        what = "its record batches cannot be found"
+        with close_on_error(self._file), report_damage(path, call, what):
+            messages, footer = self._find_messages()
+            self._is_file = footer is not None
+            self.schema = self._read_schema(footer)
+            self.specs = specs_of(self.schema)
         self._opened: tuple[Any, Any] | None = None
         self._batches = [message for message in messages if message.kind == _RECORD_BATCH]
         self._has_dictionaries = any(message.kind == _DICTIONARY for message in messages)
@@ -136,7 +127,7 @@ class ArrowReader:
             if message.kind != _SCHEMA:
                 raise EOFError("the file does not begin with a schema")
             return _parse_schema(read_exactly(self._file, start, message.end - start))
-        except (self._arrow.ArrowException, *DAMAGED, EOFError):
+        except (arrow.ArrowException, *DAMAGED, EOFError):
             if footer is None:
                 raise
             return _parse_footer(footer)
@@ -144,11 +135,11 @@ class ArrowReader:
     def _open_reader(self) -> tuple[Any, Any]:
         """What Arrow reads from, and its reader; both are made when a batch is read first."""
         if self._opened is None:
-            ipc = load_extra("pyarrow.ipc", self._call)
             is_remote = "://" in self._path
-            source = self._file if is_remote else self._arrow.memory_map(self._path)
+            source = self._file if is_remote else arrow.memory_map(self._path)
             self._file.seek(0)
-            reader = ipc.open_file(source) if self._is_file else ipc.open_stream(source)
+            open_source = arrow.ipc.open_file if self._is_file else arrow.ipc.open_stream
+            reader = open_source(source)
             if not reader.schema.equals(self.schema):
                 raise EOFError("its footer has another schema than its first message")
             self._opened = source, reader
@@ -171,13 +162,12 @@ class ArrowReader:
             self._whole = self._whole or list(reader)
             return self._whole[number]
         _, _, start, end = self._batches[number]
-        ipc = load_extra("pyarrow.ipc", self._call)
         if "://" in self._path:
             data: Any = read_exactly(self._file, start, end - start)
         else:
             source.seek(start)
             data = source.read_buffer(end - start)
-        return ipc.read_record_batch(self._arrow.py_buffer(data), self.schema)
+        return arrow.ipc.read_record_batch(arrow.py_buffer(data), self.schema)
 
     def close(self) -> None:
         self._file.close()
@@ -186,16 +176,13 @@ class ArrowReader:
 @lru_cache(maxsize=8)
 def _parse_schema(message: bytes) -> Any:
     """The schema in a message; that of most files is the same."""
-    ipc, arrow = load_extra("pyarrow.ipc", "Dataset"), load_extra("pyarrow", "Dataset")
-    return ipc.read_schema(arrow.py_buffer(message))
+    return arrow.ipc.read_schema(arrow.py_buffer(message))
 
 
 def _parse_footer(footer: bytes) -> Any:
     """The schema in a footer, which Arrow reads as if it were the whole file."""
-    ipc = load_extra("pyarrow.ipc", "Dataset")
-    return ipc.open_file(
-        _MAGIC + bytes(2) + footer + struct.pack("<i", len(footer)) + _MAGIC
-    ).schema
+    whole = _MAGIC + bytes(2) + footer + struct.pack("<i", len(footer)) + _MAGIC
+    return arrow.ipc.open_file(whole).schema
 
 
 def _read_footer(file: BinaryIO, size: int) -> bytes:

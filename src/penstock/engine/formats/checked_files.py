@@ -12,7 +12,12 @@ from collections.abc import Iterator
 from typing import Any, cast
 
 from penstock.element.buffers import MALFORMED
-from penstock.engine.formats.files import DEFAULT_BLOCK, open_bytes, translate_errors
+from penstock.engine.formats.files import (
+    DEFAULT_BLOCK,
+    close_on_error,
+    open_bytes,
+    translate_errors,
+)
 from penstock.engine.formats.inflate import Inflated
 from penstock.errors import DataLossError, FailedPreconditionError, InvalidArgumentError
 
@@ -39,11 +44,8 @@ class CheckedFile:
         self._ahead = b""
         self.at = self.part = 0
         """The offset of the next byte, and of the part that is being read; errors name the part."""
-        try:
+        with close_on_error(self._file):
             self.start = self._ahead = self.read(_START)
-        except BaseException:
-            self.close()
-            raise
         self.at = 0
 
     def close(self) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.engine.formats.extras import load_extra
+from penstock.engine.formats.extras import arrow
 
 
 def find_changed(values: Sequence[Any], array: Any) -> int | None:
@@ -26,35 +26,43 @@ def find_changed(values: Sequence[Any], array: Any) -> int | None:
 
 def _is_kept(value: Any, scalar: Any) -> bool:
     """Whether an Arrow scalar has the value that it was made of."""
-    types = load_extra("pyarrow.types", "Dataset")
     kind = scalar.type
     if value is None or not scalar.is_valid:
         return True
-    if types.is_dictionary(kind) or hasattr(kind, "storage_type"):
+    if arrow.types.is_dictionary(kind) or hasattr(kind, "storage_type"):
         return _is_kept(value, scalar.value)
-    if types.is_struct(kind):
+    if arrow.types.is_struct(kind):
         given = dict(value)
         names = {field.name for field in kind}
         return given.keys() <= names and all(_is_kept(given[key], scalar[key]) for key in given)
-    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+    if is_list(kind) or arrow.types.is_fixed_size_list(kind):
         return find_changed(list(value), scalar.values) is None
     if is_bytes(kind):
         return not isinstance(value, str)
-    if types.is_temporal(kind):
+    if arrow.types.is_temporal(kind):
         return _is_time_kept(value, kind)
-    if types.is_integer(kind) or types.is_floating(kind):
+    if arrow.types.is_integer(kind) or arrow.types.is_floating(kind):
         return _is_number_kept(value, scalar.as_py())
     return True
 
 
+def is_list(kind: Any) -> bool:
+    """Whether a type has lists of any length."""
+    return bool(arrow.types.is_list(kind) or arrow.types.is_large_list(kind))
+
+
+def is_string(kind: Any) -> bool:
+    is_plain = arrow.types.is_string(kind) or arrow.types.is_large_string(kind)
+    return bool(is_plain or arrow.types.is_string_view(kind))
+
+
 def is_bytes(kind: Any) -> bool:
     """Whether a type holds bytes, which are no text."""
-    types = load_extra("pyarrow.types", "Dataset")
     return bool(
-        types.is_binary(kind)
-        or types.is_large_binary(kind)
-        or types.is_binary_view(kind)
-        or types.is_fixed_size_binary(kind)
+        arrow.types.is_binary(kind)
+        or arrow.types.is_large_binary(kind)
+        or arrow.types.is_binary_view(kind)
+        or arrow.types.is_fixed_size_binary(kind)
     )
 
 
@@ -72,7 +80,6 @@ def _is_number_kept(value: Any, kept: Any) -> bool:
 
 def _is_time_kept(value: Any, kind: Any) -> bool:
     """Numbers are counts of the type's unit; all other values may have a finer one."""
-    arrow = load_extra("pyarrow", "Dataset")
     try:
         found = arrow.scalar(value)
         if arrow.types.is_temporal(found.type):
@@ -87,22 +94,21 @@ def _keeps_types(values: Sequence[Any], array: Any) -> bool:
 
     This looks at columns, and is many times faster than a look at each value.
     """
-    types = load_extra("pyarrow.types", "Dataset")
     kind = array.type
     found = set(map(type, values)) - {type(None)}
-    if types.is_boolean(kind) or types.is_string(kind) or types.is_large_string(kind):
+    if arrow.types.is_boolean(kind) or is_string(kind):
         return True
     if is_bytes(kind):
         return not any(issubclass(each, str) for each in found)
-    if types.is_integer(kind):
+    if arrow.types.is_integer(kind):
         return all(each is int or _is_integer(each) for each in found)
-    if types.is_floating(kind):
+    if arrow.types.is_floating(kind):
         if kind.bit_width > 16:  # Arrow refuses integers that these do not hold exactly.
             found.discard(int)
         return all(issubclass(each, float | np.floating) for each in found) and _is_finite(array)
-    if types.is_list(kind) or types.is_fixed_size_list(kind):
+    if is_list(kind) or arrow.types.is_fixed_size_list(kind):
         return _keeps_items(found, [value for value in values if value is not None], array)
-    if types.is_struct(kind):
+    if arrow.types.is_struct(kind):
         return all(issubclass(each, Mapping) for each in found) and _keeps_fields(values, array)
     return False
 
@@ -119,12 +125,11 @@ def _is_finite(array: Any) -> bool:
 def _keeps_items(found: set[type], lists: Sequence[Any], array: Any) -> bool:
     items = array.flatten()
     if found == {np.ndarray}:
-        types = load_extra("pyarrow.types", "Dataset")
         dtypes = {value.dtype for value in lists}
-        if types.is_floating(items.type) and all(dtype.kind == "f" for dtype in dtypes):
+        if arrow.types.is_floating(items.type) and all(dtype.kind == "f" for dtype in dtypes):
             return _is_finite(items)
-        if types.is_integer(items.type) and all(dtype.kind in "iu" for dtype in dtypes):
-            return True  # Arrow refuses those that are out of range.
+        if arrow.types.is_integer(items.type) and all(dtype.kind in "iu" for dtype in dtypes):
+            return True  # Arrow refuses integers that are out of range.
     elif not found <= {list, tuple}:
         return False
     return _keeps_types(list(itertools.chain.from_iterable(lists)), items)

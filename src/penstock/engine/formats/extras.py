@@ -19,3 +19,22 @@ def load_extra(module: str, call: str, extra: str = "files") -> Any:
         raise UnavailableError(
             f'{call}: needs {package}; install it with: pip install "penstock[{extra}]"'
         ) from error
+
+
+class _Arrow:
+    """The package pyarrow and its modules, which are loaded when they are first used.
+
+    Code that may be the first to need them calls `load_extra`, whose error names the user's call.
+    """
+
+    _modules = ("compute", "ipc", "json", "parquet", "types")
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in self._modules:
+            return getattr(load_extra("pyarrow", "Dataset"), name)
+        module = load_extra(f"pyarrow.{name}", "Dataset")
+        setattr(self, name, module)  # It is found without a call from now on.
+        return module
+
+
+arrow: Any = _Arrow()

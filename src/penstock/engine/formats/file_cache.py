@@ -1,11 +1,11 @@
-"""A folder with pieces of remote files, for many processes of one machine.
+"""A folder that caches ranges of remote files, for many processes of one machine.
 
-A piece is a file of its own, with a checksum. It is written under another name and renamed, so a
-process that is killed leaves no half piece under the name of a whole one. Its name depends on the
-version of the file that it comes from, so an outdated piece is never read.
+An entry is a file of its own, with a checksum. It is written under another name and renamed, so a
+process that is killed leaves no half entry under the name of a whole one. Its name depends on the
+version of the file that it comes from, so an outdated entry is never read.
 
-The lock file holds how many bytes the pieces have. A process adds the bytes of a piece to it and
-writes the piece, under the lock, so all processes together stay below the bound. The system
+The lock file holds how many bytes the entries have. A process adds the bytes of an entry to it and
+writes the entry, under the lock, so all processes together stay below the bound. The system
 releases the lock of a process that dies.
 """
 
@@ -21,7 +21,7 @@ import time
 from collections.abc import Iterator
 from functools import lru_cache
 
-from penstock.engine.formats.framing import crc32c
+from penstock.engine.formats.checksums import crc32c
 from penstock.errors import InvalidArgumentError
 
 DEFAULT_BYTES = 64 << 30
@@ -29,13 +29,13 @@ DEFAULT_BYTES = 64 << 30
 _MAGIC = b"penstock piece 1"
 _HEAD = len(_MAGIC) + 4
 _LOCK = "penstock-cache.lock"
-_PIECE, _PARTIAL = ".piece", ".partial"
+_ENTRY, _PARTIAL = ".piece", ".partial"
 
 _ROOM = 8
 """When the folder is full, this fraction of it is freed: one eighth."""
 
 _ABANDONED = 3600.0
-"""A piece that was not renamed for so many seconds was left by a process that died."""
+"""An entry that was not renamed for so many seconds was left by a process that died."""
 
 log = logging.getLogger("penstock")
 
@@ -53,7 +53,7 @@ def open_cache(folder: str, most: int | None) -> FileCache:
 
 
 class FileCache:
-    """Pieces by key. Any thread may use it."""
+    """Entries by key. Any thread may use it."""
 
     def __init__(self, folder: str, most: int) -> None:
         self._folder, self._most = folder, most
@@ -61,7 +61,7 @@ class FileCache:
 
     def _path(self, key: str) -> str:
         name = hashlib.sha256(key.encode(errors="surrogateescape")).hexdigest()[:40]
-        return os.path.join(self._folder, name + _PIECE)
+        return os.path.join(self._folder, name + _ENTRY)
 
     def find(self, key: str) -> bytes | None:
         """The bytes that were kept; None if there are none, or if they are damaged."""
@@ -73,7 +73,7 @@ class FileCache:
             if content[:_HEAD] != _head(data):
                 os.unlink(path)
                 return None
-            os.utime(path)  # The pieces that were used last stay.
+            os.utime(path)  # The entries that were used last stay.
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -108,11 +108,11 @@ class FileCache:
             raise
 
     def _mode(self) -> int:
-        """Who may use the folder may use its files: users share it as they set its mode."""
+        """The permissions of new files: those of the folder, so that its users share them."""
         return os.stat(self._folder).st_mode & 0o666
 
     def _reserve(self, lock: int, size: int) -> None:
-        """Counts `size` bytes; removes the pieces that were used least recently if it is full."""
+        """Counts `size` bytes; removes the entries that were used least recently if it is full."""
         total = _read_total(lock)
         if total is None or total + size > self._most:
             total = self._make_room(size)
@@ -132,7 +132,7 @@ class FileCache:
             os.close(lock)
 
     def _make_room(self, size: int) -> int:
-        """Removes pieces if `size` bytes have no room; returns how many bytes are left."""
+        """Removes entries if `size` bytes have no room; returns how many bytes are left."""
         found = sorted(self._scan())
         total = sum(length for _, length, _ in found)
         if total + size <= self._most:
@@ -146,7 +146,7 @@ class FileCache:
         return total
 
     def _scan(self) -> Iterator[tuple[float, int, str]]:
-        """When each piece was used last, its bytes and its path. Removes abandoned ones."""
+        """When each entry was used last, its bytes and its path. Removes abandoned ones."""
         with os.scandir(self._folder) as entries:
             for entry in entries:
                 with contextlib.suppress(FileNotFoundError):
@@ -154,7 +154,7 @@ class FileCache:
                     age = time.time() - state.st_mtime
                     if entry.name.endswith(_PARTIAL) and age > _ABANDONED:
                         os.unlink(entry.path)
-                    elif entry.name.endswith((_PIECE, _PARTIAL)):
+                    elif entry.name.endswith((_ENTRY, _PARTIAL)):
                         yield state.st_mtime, state.st_size, entry.path
 
     def _warn(self, error: OSError) -> None:
@@ -172,6 +172,6 @@ def _head(data: bytes) -> bytes:
 
 
 def _read_total(lock: int) -> int | None:
-    """The bytes that the pieces have; None if that is not known."""
+    """The bytes that the entries have; None if that is not known."""
     text = os.pread(lock, 21, 0)
     return int(text) if len(text) == 21 and text.strip().isdigit() else None

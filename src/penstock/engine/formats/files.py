@@ -13,7 +13,7 @@ import io
 import os
 import re
 import secrets
-import stat
+import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import BinaryIO, NamedTuple, cast
@@ -28,7 +28,6 @@ from penstock.engine.formats.remote_files import (
 )
 from penstock.engine.formats.remote_requests import ChangedFileError, as_os_error
 from penstock.errors import (
-    DataLossError,
     DeadlineExceededError,
     FailedPreconditionError,
     InvalidArgumentError,
@@ -78,7 +77,8 @@ def open_bytes(
     name = as_path(path, call)
     block = block_size(buffer_size, call)
     compression = check_compression(compression, call)
-    file = _open_file(name, "rb", 0, call)
+    with translate_errors(name, call):
+        file: BinaryIO = open_remote(name) if "://" in name else io.FileIO(name)
     if not compression:
         return file
     return cast(BinaryIO, Inflated(file, compression, name, block, call))
@@ -86,7 +86,9 @@ def open_bytes(
 
 def create_bytes(path: Path, call: str) -> BinaryIO:
     """A new, empty file to write to; it replaces an existing file."""
-    return _open_file(as_path(path, call), "wb", _WRITE_BUFFER, call)
+    name = as_path(path, call)
+    with translate_write_errors(name, call):
+        return _create_remote(name) if "://" in name else open(name, "wb", _WRITE_BUFFER)
 
 
 def read_file(filename: Path) -> bytes:
@@ -136,23 +138,67 @@ def write_file(filename: Path, contents: bytes | str) -> None:
                 remote.write(data)
             return
         os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
-        partial = f"{path}.{secrets.token_hex(8)}.partial"
-        try:
-            with open(partial, "wb") as file:
-                file.write(data)
-            os.replace(partial, path)
-        except BaseException:
-            with suppress(OSError):
-                os.unlink(partial)
-            raise
+        _replace_local(path, data)
 
 
-def _open_file(path: str, mode: str, buffering: int, call: str) -> BinaryIO:
-    translate = translate_errors if mode == "rb" else translate_write_errors
-    with translate(path, call):
+def replace_file(path: str, data: bytes, call: str) -> None:
+    """Writes a small file: its readers find the old bytes or the new ones, and never some."""
+    with translate_write_errors(path, call):
         if "://" in path:
-            return cast(BinaryIO, open_remote(path)) if mode == "rb" else _create_remote(path)
-        return cast(BinaryIO, open(path, mode, buffering=buffering))
+            system, inside = connect(path)
+            system.pipe_file(inside, data)
+        else:
+            _replace_local(path, data)
+
+
+def _replace_local(path: str, data: bytes) -> None:
+    partial = name_partial(path)
+    try:
+        with open(partial, "wb") as file:
+            file.write(data)
+        os.replace(partial, path)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(partial)
+        raise
+
+
+def name_partial(path: str) -> str:
+    """The name of a file that no reader looks for, and that is renamed when it is complete."""
+    return f"{path}.{secrets.token_hex(8)}.partial"
+
+
+def read_small(path: str, call: str) -> bytes | None:
+    """All bytes of a file; None if it does not exist."""
+    try:
+        with translate_errors(path, call), open_bytes(path, call=call) as file:
+            return file.read()
+    except NotFoundError:
+        return None
+
+
+def join(path: str, name: str) -> str:
+    return f"{path.rstrip('/')}/{name}" if path else name
+
+
+def make_folder(path: str, call: str) -> None:
+    """Makes a folder, with all folders on its path, if it does not exist."""
+    with translate_write_errors(path, call):
+        if "://" in path:
+            system, inside = connect(path)
+            system.makedirs(inside, exist_ok=True)
+        else:
+            os.makedirs(path, exist_ok=True)
+
+
+def remove_folder(path: str) -> None:
+    """Removes a folder with its content; does nothing if it does not exist."""
+    if "://" not in path:
+        shutil.rmtree(path, ignore_errors=True)
+        return
+    with suppress(OSError):
+        system, inside = connect(path)
+        system.rm(inside, recursive=True)
 
 
 def _create_remote(url: str) -> BinaryIO:
@@ -170,78 +216,26 @@ def check_compression(compression: str | None, call: str) -> str:
     return compression or ""
 
 
-_LONG_SLICE = 16 * 1024
-"""Slices of so many bytes are read singly, shorter ones together with what follows them."""
+def read_exactly(file: BinaryIO, start: int, count: int) -> bytes:
+    """The `count` bytes from `start` on; EOFError if the file ends before."""
+    file.seek(start)
+    parts, missing = [], count
+    while missing and (part := file.read(missing)):
+        parts.append(part)
+        missing -= len(part)
+    if missing:
+        raise EOFError(f"the file ends {missing} bytes too early")
+    return b"".join(parts)
 
-_LEAST_WINDOW, _MOST_WINDOW = 4 * 1024, 1024 * 1024
 
-
-class LocalWindow:
-    """The bytes of an open local file, which are read as they are sliced.
-
-    A long slice is read into its own memory, without another copy; the last one is kept. Short
-    slices are cut from a window of the file, which grows while they follow each other closely.
-    """
-
-    def __init__(self, file: io.FileIO, size: int, path: str, call: str) -> None:
-        self._file, self._number, self._size = file, file.fileno(), size
-        self._path, self._call = path, call
-        self._begin, self._block = 0, b""
-        self._ahead = _LEAST_WINDOW
-        self._last, self._last_bytes = slice(0, 0), b""
-
-    @classmethod
-    def of(cls, file: BinaryIO, path: str, call: str) -> LocalWindow | None:
-        """The bytes of a file; None if it is not a plain file of this machine."""
-        if not isinstance(file, io.FileIO):
-            return None
-        found = os.fstat(file.fileno())
-        is_plain = stat.S_ISREG(found.st_mode)
-        return cls(file, found.st_size, path, call) if is_plain else None
-
-    def __len__(self) -> int:
-        return self._size
-
-    def __getitem__(self, where: slice) -> bytes:
-        start, stop = where.start, where.stop
-        begin, block = self._begin, self._block
-        if begin <= start and stop <= begin + len(block):
-            return block[start - begin : stop - begin]
-        if stop - start >= _LONG_SLICE:
-            if where != self._last:
-                self._last, self._last_bytes = where, self._read(start, min(stop, self._size))
-            return self._last_bytes
-        block, begin = self.read_window(start, stop - start)
-        return block[start - begin : stop - begin]
-
-    def read_window(self, at: int, count: int) -> tuple[bytes, int]:
-        """A window with `count` bytes from `at` on, or up to the file's end; where it begins."""
-        end = self._begin + len(self._block)
-        if not self._begin <= at <= at + count <= end:
-            follows = self._begin <= at < end + self._ahead
-            self._ahead = min(2 * self._ahead, _MOST_WINDOW) if follows else _LEAST_WINDOW
-            self._begin = at
-            self._block = self._read(at, min(at + max(count, self._ahead), self._size))
-        return self._block, self._begin
-
-    def _read(self, start: int, stop: int) -> bytes:
-        """Reads a part of the file. The system may return fewer bytes than are asked for."""
-        try:
-            found = self._read_some(start, stop)
-            while len(found) < stop - start and (more := self._read_some(start + len(found), stop)):
-                found += more
-        except OSError:
-            with translate_errors(self._path, self._call):
-                raise
-        if len(found) < stop - start:
-            raise DataLossError(
-                f"{self._call}: {self._path!r} was cut off while it was read: it ends before "
-                f"byte {stop}, and had {self._size} bytes when it was opened"
-            )
-        return found
-
-    def _read_some(self, start: int, stop: int) -> bytes:
-        return os.pread(self._number, stop - start, start)
+@contextmanager
+def close_on_error(file: BinaryIO) -> Iterator[None]:
+    """Closes a file if its block raises."""
+    try:
+        yield
+    except BaseException:
+        file.close()
+        raise
 
 
 def size_of(file: BinaryIO) -> int | None:
@@ -278,7 +272,7 @@ _BRACES = re.compile(r"\{([^{}]*(?:,|\.\.)[^{}]*)\}")
 
 
 def expand_braces(pattern: str) -> list[str]:
-    """All names that a pattern with `{a,b}` or `{0..9}` stands for.
+    """All names that a pattern with `{a,b}` or `{0..9}` means.
 
     >>> expand_braces("{a,b}-{08..10}")
     ['a-08', 'a-09', 'a-10', 'b-08', 'b-09', 'b-10']
@@ -317,7 +311,7 @@ def _is_pattern(name: str) -> bool:
 
 
 class FileVersion(NamedTuple):
-    """What tells one version of a file from another, without reading it."""
+    """What distinguishes one version of a file from another, without reading it."""
 
     size: int
     modified: str
@@ -344,8 +338,8 @@ def has_changed(path: str, known: FileVersion, now: FileVersion) -> bool:
 def expand(patterns: Path | Iterable[Path], call: str = "Dataset.list_files") -> list[str]:
     """All files that match any of the patterns, sorted; a file that matches two comes twice.
 
-    `*`, `?` and `[...]` stay within one path component and match hidden files too; a backslash
-    takes a character's meaning away.
+    `*`, `?` and `[...]` stay within one path component and match hidden files too. The character
+    behind a backslash is literal.
     """
     if isinstance(patterns, str | bytes | os.PathLike):
         patterns = [patterns]

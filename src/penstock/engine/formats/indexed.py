@@ -21,26 +21,33 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from penstock.element import nest
+from penstock.element import nest, strings
 from penstock.element.chunk import Chunk
 from penstock.element.columns import Array
 from penstock.element.dtypes import string
 from penstock.element.spec import TensorSpec
 from penstock.engine.formats import tar
-from penstock.engine.formats.arrow_files import read_exactly
+from penstock.engine.formats.checksums import crc32c
 from penstock.engine.formats.files import (
     FileVersion,
+    join,
     open_bytes,
+    read_exactly,
+    read_small,
     size_of,
     translate_errors,
     version_of,
     write_file,
 )
-from penstock.engine.formats.folders import join, read_small
-from penstock.engine.formats.framing import FOOTER, HEADER, crc32c, masked_crc
 from penstock.engine.formats.record_spans import Run, SpanReader
 from penstock.engine.formats.tables import Selection
-from penstock.engine.formats.tfrecord import count_undamaged, damaged_record
+from penstock.engine.formats.tfrecord import (
+    FOOTER,
+    HEADER,
+    count_undamaged,
+    damaged_record,
+    masked_crc,
+)
 from penstock.errors import DataLossError, FailedPreconditionError, InvalidArgumentError, OpError
 
 _SCAN_BLOCK = 1 << 16
@@ -90,9 +97,7 @@ class IndexedTFRecords(SpanReader):
             places = [start for _, starts in runs for start in starts[:-1]]
             problem = "the checksum of its data is wrong"
             raise damaged_record(self._call, self._path, places[good], problem)
-        column = np.empty(len(records), object)
-        column[:] = records
-        return Chunk(nest.LEAF, [column], len(records))
+        return Chunk(nest.LEAF, [strings.make_column(records)], len(records))
 
     def _misplaced_error(self, place: int) -> DataLossError:
         index = index_path(self._folder, "tfrecord", self._path)
@@ -263,7 +268,7 @@ def find_index(path: str, kind: str, folder: str, call: str, scan: Scan) -> Arra
 
 
 def _read_index(place: str, call: str) -> bytes | None:
-    """An index that cannot be read is like one that does not exist."""
+    """The bytes of an index; None if it does not exist or cannot be read."""
     with contextlib.suppress(OpError):
         return read_small(place, call)
     return None

@@ -8,21 +8,22 @@ from __future__ import annotations
 
 import io
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from itertools import accumulate
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, ClassVar
 
 import numpy as np
 
 from penstock.element import nest
 from penstock.element.chunk import Chunk
 from penstock.engine.formats.arrow_columns import (
+    MISSING,
     MissingValueError,
     convert,
     fits,
     missing_value_words,
 )
-from penstock.engine.formats.extras import load_extra
+from penstock.engine.formats.extras import arrow, load_extra
 from penstock.engine.formats.files import Path, as_path, open_bytes, translate_errors
 from penstock.engine.formats.inflate import name_packing
 from penstock.engine.formats.records import ParsedRecords, Part, RecordReader
@@ -34,19 +35,9 @@ CALL = "Dataset.from_json_lines"
 BLOCK = 1 << 20
 """How many bytes are read and parsed at once."""
 
-BY_NAME = "BY_NAME"
-"""The compression of files that are compressed if their names say so."""
-
 _ALL = 1 << 30
 _LEAST_AHEAD = 16
 """So many lines, or more, are parsed at once."""
-
-_PACKINGS = {".gz": "GZIP", ".zst": "ZSTD"}
-
-
-def packing_of(path: str) -> str:
-    """How a file is compressed, by the end of its name; empty if it is not."""
-    return next((packing for end, packing in _PACKINGS.items() if path.endswith(end)), "")
 
 
 def open_lines(path: str, packing: str, block: int = BLOCK) -> BinaryIO:
@@ -60,8 +51,8 @@ class _Zstd(io.RawIOBase):
     """The bytes inside a Zstandard file."""
 
     def __init__(self, path: str) -> None:
-        arrow = load_extra("pyarrow", CALL)
-        self._path, self._error = path, arrow.ArrowException
+        load_extra("pyarrow", CALL)
+        self._path = path
         self._file = open_bytes(path, call=CALL)
         source = arrow.PythonFile(self._file, mode="r")
         self._stream = arrow.CompressedInputStream(source, "zstd")
@@ -72,7 +63,7 @@ class _Zstd(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         try:
             data = self._stream.read(len(buffer))
-        except (OSError, self._error) as error:
+        except (OSError, arrow.ArrowException) as error:
             raise DataLossError(
                 f"{CALL}: {self._path!r} is not a complete ZSTD file ({error}); "
                 "it is damaged, cut short, or compressed in another way"
@@ -89,6 +80,7 @@ class JsonLinesReader(TextReader):
     """`position` is the byte after the last line given out."""
 
     call = CALL
+    packings: ClassVar = {".gz": "GZIP", ".zst": "ZSTD"}
 
     def __init__(
         self,
@@ -104,10 +96,8 @@ class JsonLinesReader(TextReader):
         part: Part | None = None,
     ) -> None:
         super().__init__(path, compression, buffer_size or BLOCK, position, part)
-        if compression == BY_NAME:
-            self._compression = packing_of(self.path)
-        ipc, arrow = load_extra("pyarrow.ipc", CALL), load_extra("pyarrow", CALL)
-        self._parser = LineParser(ipc.read_schema(arrow.py_buffer(schema)), is_strict)
+        load_extra("pyarrow", CALL)
+        self._parser = LineParser(arrow.ipc.read_schema(arrow.py_buffer(schema)), is_strict)
         self._columns, self._filled = columns, dict(fill)
         self._ends: list[int] = []
         """The byte after each line of `_lines`."""
@@ -141,15 +131,12 @@ class JsonLinesReader(TextReader):
         first = self._given
         stop = min(first + limit, self._parsed_to)
         chunk = self._convert(first, stop)
-        return self._give(ParsedRecords(self._lines[first : first + len(chunk)], chunk))
-
-    def _give(self, records: ParsedRecords[bytes]) -> ParsedRecords[bytes]:
-        self._given += len(records)
+        self._given += len(chunk)
         self.position = self._ends[self._given - 1]
-        return records
+        return ParsedRecords(self._lines[first : self._given], chunk)
 
     def _parse(self) -> None:
-        """Parses the lines that are left, up to the first one that cannot be parsed."""
+        """Parses the lines that are left, up to the first that cannot be parsed."""
         lines = self._lines[self._given : self._given + self._ahead]
         batch = self._parser.parse_good(lines)
         count = 0 if batch is None else batch.num_rows
@@ -167,16 +154,13 @@ class JsonLinesReader(TextReader):
             array = self._parsed.column(name)
             part = array.slice(first - self._parsed_from, stop - first)
             try:
-                columns[name] = convert(part, **self._fill_of(name))
+                columns[name] = convert(part, self._filled.get(name, MISSING))
             except MissingValueError as error:
                 if error.row:
                     return self._convert(first, first + error.row)
                 raise self._reject(missing_value_words(name, array.type)) from None
         leaves, tree = nest.flatten(columns)
         return Chunk(tree, leaves, stop - first)
-
-    def _fill_of(self, name: str) -> dict[str, Any]:
-        return {"fill": self._filled[name]} if name in self._filled else {}
 
     def _reject(self, problem: str) -> InvalidArgumentError:
         """The error of the next line, which is left out."""
@@ -208,40 +192,24 @@ class LineParser:
     """Parses lines into record batches of one schema."""
 
     def __init__(self, schema: Any, is_strict: bool) -> None:
-        self._arrow = load_extra("pyarrow", CALL)
-        self._json = load_extra("pyarrow.json", CALL)
         self._schema = schema
-        self._error = ""
-        self._options = self._json.ParseOptions(
+        self._options = arrow.json.ParseOptions(
             explicit_schema=schema, unexpected_field_behavior="error" if is_strict else "ignore"
         )
 
     def parse_good(self, lines: list[bytes]) -> Any | None:
-        """The lines before the first one that cannot be parsed; None if that is the first."""
-        found = self._parse(lines)
-        if found is None:
-            count = count_good(lines, lambda some: self._parse(some) is not None)
-            found = self._parse(lines[:count]) if count else None
-        return found
-
-    def _parse(self, lines: list[bytes]) -> Any | None:
-        """The record batch of some lines; None, and `_error`, if one of them cannot be parsed."""
-        data = b"\n".join(lines) + b"\n"
-        size = self._json.ReadOptions(use_threads=False, block_size=len(data) + 1)
-        try:
-            table = self._json.read_json(self._arrow.BufferReader(data), size, self._options)
-        except (self._arrow.ArrowException, ValueError) as error:
-            self._error = str(error)
-            return None
-        if table.num_rows != len(lines):
-            self._error = "a line has more than one value"
-            return None
+        """The lines before the first bad line, as a record batch; None if the first line is bad."""
+        table = _parse_lines(lines, self._options)
+        if isinstance(table, Exception):
+            count = _count_good(lines, self._options)
+            if not count:
+                return None
+            table = _parse_lines(lines[:count], self._options)
         return table.combine_chunks().to_batches()[0]
 
     def problem(self, line: bytes) -> str:
         """Why a line cannot be parsed, and what to do."""
-        self._parse([line])
-        reason = self._error.removeprefix("JSON parse error: ").partition("\n")[0]
+        reason = _reason(_parse_lines([line], self._options))
         shown = line[:60].decode(errors="replace") + ("..." if len(line) > 60 else "")
         return (
             f"it is not a row of the columns {', '.join(self._schema.names)} ({reason}): {shown}; "
@@ -250,22 +218,43 @@ class LineParser:
         )
 
 
-def count_good(lines: list[bytes], is_good: Callable[[list[bytes]], bool]) -> int:
+def _parse_lines(lines: list[bytes], options: Any = None) -> Any:
+    """The table of lines, or the exception of a bad line. Without `options` Arrow finds types."""
+    data = b"\n".join(lines) + b"\n"
+    size = arrow.json.ReadOptions(use_threads=False, block_size=len(data) + 1)
+    try:
+        table = arrow.json.read_json(arrow.BufferReader(data), size, options)
+        table.schema.names  # noqa: B018 (a name that is not UTF-8 raises)
+    except (arrow.ArrowException, ValueError) as error:
+        return error
+    if table.num_rows != len(lines):
+        return ValueError("a line has more than one value")
+    return table
+
+
+def _reason(error: Exception) -> str:
+    return str(error).removeprefix("JSON parse error: ").partition("\n")[0]
+
+
+def _count_good(lines: list[bytes], options: Any = None) -> int:
     """How many lines come before the first bad one, which is among them.
 
     It looks near the start first: where many lines are bad, the next one is not far.
     """
+
+    def is_bad(count: int) -> bool:
+        return isinstance(_parse_lines(lines[:count], options), Exception)
+
     most = 1
-    while most < len(lines) and is_good(lines[:most]):
+    while most < len(lines) and not is_bad(most):
         most *= 2
     least = most // 2
-    counts = range(least + 1, min(most, len(lines)))
-    return least + bisect_left(counts, True, key=lambda count: not is_good(lines[:count]))
+    return least + bisect_left(range(least + 1, min(most, len(lines))), True, key=is_bad)
 
 
 # Columns: as the user states them, or as the first lines of a file show them
 #
-# One odd line among the first changes nothing for the others: a column that only it has is none,
+# One odd line among the first changes nothing for the rest: a column that only it has is none,
 # and a value that contradicts the lines before decides no type.
 
 
@@ -281,17 +270,19 @@ def infer_schema(
 ) -> Any | None:
     """The names and types of the columns in the first lines of a file; None if it has no lines.
 
-    The columns are those of the first line, those that most of the first lines have, those with a
-    value in `fill`, and `columns`. A line that does not fit those before it is not asked: reading
+    The columns are those of the first line, the ones in most of the first lines, those with a value
+    in `fill`, and `columns`. A line that does not fit the lines before it does not count: reading
     it is an error that names the line. If `skips`, bad lines before the first good one are passed
     over.
     """
-    with translate_errors(path, CALL), open_lines(as_path(path, CALL), packing_of(path)) as file:
+    load_extra("pyarrow", CALL)
+    packing = JsonLinesReader.packing_of(path)
+    with translate_errors(path, CALL), open_lines(as_path(path, CALL), packing) as file:
         data = _first_lines(file)
     lines = [line for line in data.removeprefix(_MARK).split(b"\n") if line.strip()]
     if not lines:
         return None
-    while isinstance(first := _parse_freely(lines[:1]), Exception):
+    while isinstance(first := _parse_lines(lines[:1]), Exception):
         bad = lines.pop(0)
         if not skips or not lines:
             raise _not_json_lines(path, data, bad, first)
@@ -299,36 +290,20 @@ def infer_schema(
 
 
 def _parse_fitting(lines: list[bytes]) -> Any:
-    """The table of lines whose first one is good, without those that do not fit the ones before.
+    """The table of lines, of which the first is good; lines that do not fit it are left out.
 
-    After `_MOST_ODD` such lines, the lines behind them are left out, too.
+    A line must also fit the good lines between. Behind `_MOST_ODD` bad lines all are left out.
     """
     odd = 0
-    while isinstance(found := _parse_freely(lines), Exception):
-        count = count_good(lines, lambda some: not isinstance(_parse_freely(some), Exception))
+    while isinstance(found := _parse_lines(lines), Exception):
+        count = _count_good(lines)
         odd += 1
         lines = lines[:count] + (lines[count + 1 :] if odd < _MOST_ODD else [])
     return found
 
 
-def _parse_freely(lines: list[bytes]) -> Any:
-    """The table of lines, with the types that Arrow finds, or the exception of a bad line."""
-    arrow, json = load_extra("pyarrow", CALL), load_extra("pyarrow.json", CALL)
-    data = b"\n".join(lines) + b"\n"
-    try:
-        options = json.ReadOptions(use_threads=False, block_size=len(data) + 1)
-        table = json.read_json(arrow.BufferReader(data), options)
-        table.schema.names  # noqa: B018 (a name that is not UTF-8 raises)
-    except (arrow.ArrowException, ValueError) as error:
-        return error
-    if table.num_rows != len(lines):
-        return ValueError(f"{len(lines)} lines have {table.num_rows} values")
-    return table
-
-
 def _not_json_lines(path: str, data: bytes, line: bytes, error: Exception) -> DataLossError:
     """The error of a file whose first line is no object."""
-    reason = str(error).removeprefix("JSON parse error: ").partition("\n")[0]
     remedy = "each line must be a complete object"
     if name := name_packing(data):
         remedy = f"it is compressed by {name}; its name must end in .gz or .zst to be unpacked"
@@ -339,7 +314,7 @@ def _not_json_lines(path: str, data: bytes, line: bytes, error: Exception) -> Da
     elif line.strip() == b"{":
         remedy = "an object has several lines; write each in one line, as jq -c . does"
     return DataLossError(
-        f"{CALL}: {path!r}, line 1: it cannot be read as JSON lines ({reason}); {remedy}"
+        f"{CALL}: {path!r}, line 1: it cannot be read as JSON lines ({_reason(error)}); {remedy}"
     )
 
 
@@ -371,7 +346,6 @@ def _choose_columns(table: Any, first: Any, columns: Iterable[str] | None, fill:
 
     `first` is the table of the first line.
     """
-    arrow = load_extra("pyarrow", CALL)
     named = {*(columns or ()), *(fill if isinstance(fill, Mapping) else ())}
     fields = []
     for field, column in zip(table.schema, table.columns, strict=True):
@@ -391,7 +365,6 @@ def _usual_type(column: Any, first: Any) -> Any:
 
     `first` is the type of the first row, whose fields all stay.
     """
-    arrow = load_extra("pyarrow", CALL)
     if not arrow.types.is_struct(column.type):
         return column.type
     is_known = first is not None and arrow.types.is_struct(first)
@@ -411,7 +384,6 @@ def _is_usual(column: Any, count: int) -> bool:
 
 
 def _as_text(kind: Any) -> Any:
-    arrow = load_extra("pyarrow", CALL)
     if arrow.types.is_temporal(kind):
         return arrow.string()
     if arrow.types.is_list(kind):
@@ -423,12 +395,12 @@ def _as_text(kind: Any) -> Any:
 
 def select_fields(schema: Any, names: Iterable[str]) -> Any:
     """The columns of a schema that have some names."""
-    return load_extra("pyarrow", CALL).schema([schema.field(name) for name in names])
+    return arrow.schema([schema.field(name) for name in names])
 
 
 def schema_of(columns: Any, convert_dtype: Any) -> Any:
     """The schema that the user states: a dtype by column; `[dtype]` is a list of any length."""
-    arrow = load_extra("pyarrow", CALL)
+    load_extra("pyarrow", CALL)
 
     def kind(value: Any) -> Any:
         if isinstance(value, list) and len(value) == 1:

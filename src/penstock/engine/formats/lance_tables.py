@@ -7,19 +7,19 @@ belong to another version. A block is a fragment, whose rows are read when they 
 from __future__ import annotations
 
 import re
-from typing import Any
+from functools import partial
 
 from penstock.element import nest
 from penstock.element.chunk import Chunk
 from penstock.element.index import Index, array_of
 from penstock.engine.formats.arrow_columns import convert_column, specs_of
+from penstock.engine.formats.checksums import crc32c
 from penstock.engine.formats.extras import load_extra
-from penstock.engine.formats.framing import crc32c
-from penstock.engine.formats.tables import Selection, TakeRows
+from penstock.engine.formats.tables import RowsOnDemand, Selection, TableReader
 from penstock.errors import DataLossError, NotFoundError
 
 
-class LanceTable:
+class LanceTable(TableReader):
     """One dataset, at a version; at its latest one without `version`."""
 
     def __init__(self, path: str, call: str, version: int | None = None) -> None:
@@ -39,48 +39,32 @@ class LanceTable:
         self.specs = specs_of(self.schema)
         self.footer = crc32c(repr((self.version, self.blocks, str(self.schema))).encode())
 
-    def take(self, numbers: list[int], columns: tuple[str, ...]) -> Any:
-        """Some rows, as an Arrow table."""
-        try:
-            return self._dataset.take(numbers, columns=list(columns))
-        except (ValueError, OSError, RuntimeError) as error:
-            raise DataLossError(
-                f"{self._call}: {self._path!r} is damaged: rows {min(numbers)} to {max(numbers)} "
-                f"cannot be read ({_reason(error)})"
-            ) from None
-
     def prefetch(self, number: int, ahead: int, selection: Selection) -> bool:
         return True
 
-    def read(self, number: int, first: int, selection: Selection) -> LanceBlock:
-        return LanceBlock(self, first, selection)
+    def read(self, number: int, first: int, selection: Selection) -> RowsOnDemand:
+        return RowsOnDemand(partial(self._read_rows, first, selection))
 
-    def close(self) -> None:
-        """Blocks read by the dataset, which is closed with the last of them."""
-
-
-class LanceBlock:
-    """The rows of a fragment."""
-
-    nbytes = 1 << 10
-
-    def __init__(self, table: LanceTable, first: int, selection: Selection) -> None:
-        self._table, self._first, self._selection = table, first, selection
-
-    def rows(self, index: Index, take: TakeRows) -> Chunk:
-        numbers = array_of(index) + self._first
-        found = self._table.take(numbers.tolist(), self._selection.columns).combine_chunks()
+    def _read_rows(self, first: int, selection: Selection, index: Index) -> Chunk:
+        """Some rows of the fragment that begins at row `first`."""
+        numbers = array_of(index) + first
+        try:
+            found = self._dataset.take(numbers.tolist(), columns=list(selection.columns))
+        except (ValueError, OSError, RuntimeError) as error:
+            raise DataLossError(
+                f"{self._call}: {self._path!r} is damaged: rows {numbers.min()} to {numbers.max()} "
+                f"cannot be read ({_reason(error)})"
+            ) from None
+        table = found.combine_chunks()
         columns = {
-            name: convert_column(_one(found.column(name)), name, self._selection, numbers)
-            for name in self._selection.columns
+            name: convert_column(table.column(name).chunk(0), name, selection, numbers)
+            for name in selection.columns
         }
         leaves, tree = nest.flatten(columns)
         return Chunk(tree, leaves, len(numbers))
 
-
-def _one(column: Any) -> Any:
-    """A column of one chunk as an array."""
-    return column.chunk(0)
+    def close(self) -> None:
+        """Blocks read by the dataset, which is closed with the last of them."""
 
 
 def _reason(error: Exception) -> str:

@@ -21,18 +21,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from penstock.element import columns, nest
+from penstock.element import columns, nest, strings
 from penstock.element.chunk import Chunk
 from penstock.element.columns import Array
 from penstock.element.dtypes import of_numpy, string, uint8
 from penstock.element.ragged import Ragged
 from penstock.element.spec import RaggedTensorSpec, TensorSpec
-from penstock.engine.formats.extras import load_extra
-from penstock.engine.formats.files import size_of, version_of
-from penstock.engine.formats.folders import join, read_small
-from penstock.engine.formats.framing import crc32c
-from penstock.engine.formats.record_spans import BLOCK_BYTES, Run, SpanBlock, SpanReader
-from penstock.engine.formats.tables import Selection
+from penstock.engine.formats.checksums import crc32c
+from penstock.engine.formats.extras import arrow, load_extra
+from penstock.engine.formats.files import join, read_small, size_of, version_of
+from penstock.engine.formats.record_spans import BLOCK_BYTES, Run, SpanReader
+from penstock.engine.formats.tables import RowsOnDemand, Selection
 from penstock.errors import (
     DataLossError,
     FailedPreconditionError,
@@ -202,7 +201,7 @@ class MdsReader(SpanReader):
                 import bz2
 
                 return bz2.decompress(data)
-            arrow = load_extra("pyarrow", self._call)
+            load_extra("pyarrow", self._call)
             if packed == "snappy":
                 return bytes(arrow.decompress(data, _snappy_size(data), "snappy"))
             return bytes(arrow.CompressedInputStream(arrow.BufferReader(data), packed).read())
@@ -226,18 +225,12 @@ class MdsReader(SpanReader):
     def prefetch(self, number: int, ahead: int, selection: Selection) -> bool:
         return False if packing_of(self._path) else super().prefetch(number, ahead, selection)
 
-    def read(self, number: int, first: int, selection: Selection) -> SpanBlock:
+    def read(self, number: int, first: int, selection: Selection) -> RowsOnDemand:
         if not packing_of(self._path):
             return super().read(number, first, selection)
         data = self._data or self._inflate()
         self._data = None
-        return SpanBlock(
-            self._starts,
-            lambda places: [data[start:stop] for start, stop in places],
-            self.decode,
-            selection,
-            nbytes=self._starts.nbytes + len(data),
-        )
+        return self._block_of_bytes(self._starts, data, 0, selection)
 
     def decode(self, runs: list[Run], selection: Selection) -> Chunk:
         values = self._split(runs, selection.columns)
@@ -337,7 +330,7 @@ class MdsColumn(NamedTuple):
 def column_of(encoding: str, size: int | None) -> MdsColumn:
     kind, _, rest = encoding.partition(":")
     if kind in _BYTES:
-        return MdsColumn(TensorSpec((), string), _as_objects)
+        return MdsColumn(TensorSpec((), string), strings.make_column)
     if kind in ("str_int", "str_float"):
         dtype = np.dtype(np.int64 if kind == "str_int" else np.float64)
         parse = int if kind == "str_int" else float
@@ -346,7 +339,10 @@ def column_of(encoding: str, size: int | None) -> MdsColumn:
             lambda values: np.array([parse(value) for value in values], dtype),
         )
     if kind == "pil":
-        return MdsColumn(TensorSpec((None, None, None), uint8), _images)
+        return MdsColumn(
+            TensorSpec((None, None, None), uint8),
+            lambda values: columns.make(list(map(_decode_image, values))),
+        )
     if kind == "ndarray":
         return _array_column(rest, size)
     if kind == "int" or kind in _DTYPES.values():
@@ -354,18 +350,12 @@ def column_of(encoding: str, size: int | None) -> MdsColumn:
     reason = f"its encoding is {encoding!r}"
     if kind == "pkl":
         reason += ", and a pickle may run any code"
-    return MdsColumn(reason, _as_objects)
-
-
-def _as_objects(values: list[bytes]) -> Any:
-    column = np.empty(len(values), object)
-    column[:] = values
-    return column
+    return MdsColumn(reason, strings.make_column)
 
 
 def _fixed_column(name: str, shape: tuple[int, ...], size: int | None) -> MdsColumn:
     if name not in _DTYPES.values():
-        return MdsColumn(f"its dtype is {name!r}", _as_objects)
+        return MdsColumn(f"its dtype is {name!r}", strings.make_column)
     dtype = np.dtype(name).newbyteorder("<")
     if size != dtype.itemsize * int(np.prod(shape)):
         raise ValueError(f"values of {name} and shape {shape} have {size} bytes")
@@ -407,16 +397,12 @@ def _decode_array(value: bytes, name: str) -> Any:
 
 
 def _join(arrays: list[Any]) -> Any:
-    """Arrays of one dimension as a `Ragged`; others as they are."""
+    """Arrays of one dimension as a `Ragged`, all other arrays as they are."""
     if len({(array.ndim, array.dtype) for array in arrays}) > 1:
         raise ValueError("its arrays have different dtypes or ranks")
     if arrays[0].ndim != 1:
         return columns.make(arrays)
     return Ragged(np.concatenate(arrays), np.cumsum([0, *map(len, arrays)]))
-
-
-def _images(values: list[bytes]) -> Any:
-    return columns.make([_decode_image(value) for value in values])
 
 
 def _decode_image(value: bytes) -> Any:

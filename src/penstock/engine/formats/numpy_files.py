@@ -23,12 +23,17 @@ from penstock.element.dtypes import of_numpy, to_native
 from penstock.element.dtypes import string as string_dtype
 from penstock.element.index import Index, array_of, slice_of
 from penstock.element.spec import TensorSpec
-from penstock.engine.formats.arrow_files import read_exactly
-from penstock.engine.formats.files import open_bytes, size_of, translate_errors
-from penstock.engine.formats.framing import crc32c
+from penstock.engine.formats.checksums import crc32c
+from penstock.engine.formats.files import (
+    close_on_error,
+    open_bytes,
+    read_exactly,
+    size_of,
+    translate_errors,
+)
 from penstock.engine.formats.remote_files import Range, prefetch_blocks
-from penstock.engine.formats.tables import Selection, TakeRows
-from penstock.engine.gather import Mapped
+from penstock.engine.formats.tables import Selection, TableReader
+from penstock.engine.gather import Mapped, TakeRows
 from penstock.errors import DataLossError, InvalidArgumentError, OpError
 
 _BLOCK_BYTES = 4 << 20
@@ -49,21 +54,17 @@ class _Member(NamedTuple):
         return math.prod(self.shape[1:]) * self.dtype.itemsize
 
 
-class NumpyReader:
+class NumpyReader(TableReader):
     """Opening it reads the headers of the arrays."""
 
     def __init__(self, path: str, call: str) -> None:
         self._call, self._path = call, path
         self._is_mapped = "://" not in path
         self._file = open_bytes(path, call=call)
-        try:
-            with translate_errors(path, call), _report_damage(path, call):
-                self._members = self._find_members()
-                self.blocks = self._divide()
-                self.specs: Any = self._describe()
-        except BaseException:
-            self._file.close()
-            raise
+        with close_on_error(self._file), _report_damage(path, call):
+            self._members = self._find_members()
+            self.blocks = self._divide()
+            self.specs = self._describe()
         self.footer = crc32c(repr(self._members).encode())
 
     def _find_members(self) -> dict[str, _Member]:
@@ -144,7 +145,7 @@ class NumpyReader:
     def read(self, number: int, first: int, selection: Selection) -> ArrayBlock:
         stop = first + self.blocks[number]
         names = [""] if "" in self._members else list(selection.columns)
-        with translate_errors(self._path, self._call), _report_damage(self._path, self._call):
+        with _report_damage(self._path, self._call):
             arrays = {name: self._load(name, first, stop) for name in names}
         whole = arrays.get("")
         if whole is None:
@@ -180,15 +181,16 @@ class NumpyReader:
 @contextlib.contextmanager
 def _report_damage(path: str, call: str) -> Iterator[None]:
     """Damaged headers make NumPy and zipfile raise exceptions of many classes."""
-    try:
-        yield
-    except (OpError, OSError, MemoryError):
-        raise
-    except Exception as error:
-        raise DataLossError(
-            f"{call}: {path!r} is not a complete .npy or .npz file ({str(error)[:200]}); "
-            "it is cut short, damaged, or of another format"
-        ) from error
+    with translate_errors(path, call):
+        try:
+            yield
+        except (OpError, OSError, MemoryError):
+            raise
+        except Exception as error:
+            raise DataLossError(
+                f"{call}: {path!r} is not a complete .npy or .npz file ({str(error)[:200]}); "
+                "it is cut short, damaged, or of another format"
+            ) from error
 
 
 def _read_header(file: Any) -> _Member:

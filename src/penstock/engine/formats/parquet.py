@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from penstock.engine.formats.arrow_columns import ArrowBlock, specs_of
-from penstock.engine.formats.arrow_files import read_exactly, report_damage
-from penstock.engine.formats.extras import load_extra
-from penstock.engine.formats.files import open_bytes, size_of
-from penstock.engine.formats.framing import crc32c
+from penstock.engine.formats.arrow_files import report_damage
+from penstock.engine.formats.checksums import crc32c
+from penstock.engine.formats.extras import arrow
+from penstock.engine.formats.files import close_on_error, open_bytes, read_exactly, size_of
 from penstock.engine.formats.remote_files import Range, prefetch_blocks
-from penstock.engine.formats.tables import Selection
+from penstock.engine.formats.tables import Selection, TableReader
 from penstock.errors import DataLossError
 
 _MAGIC = b"PAR1"
@@ -24,7 +24,7 @@ _GAP = 1 << 13
 """Columns with fewer bytes between them are fetched together, as Arrow reads them."""
 
 
-class ParquetReader:
+class ParquetReader(TableReader):
     """Opening it reads the footer; a row group reads the bytes of the selected columns."""
 
     def __init__(self, path: str, call: str) -> None:
@@ -32,18 +32,15 @@ class ParquetReader:
         self._source = open_bytes(path, call=call)
         self._file: Any = None
         """The file, for Arrow. Most files of a large dataset are opened for their footers only."""
-        try:
-            with report_damage(path, call, "its footer cannot be read"):
-                footer = _read_footer(self._source, path, call)
-                self.footer = crc32c(footer[:-_END])
-                described = _open_parquet(load_extra("pyarrow", call).BufferReader(footer))
-                self._metadata = described.metadata
-                self.blocks = _count_rows(self._metadata)
-                self.schema = described.schema_arrow
-                self.specs = specs_of(self.schema)
-        except BaseException:
-            self._source.close()
-            raise
+        what = "its footer cannot be read"
+        with close_on_error(self._source), report_damage(path, call, what):
+            footer = _read_footer(self._source, path, call)
+            self.footer = crc32c(footer[:-_END])
+            described = _open_parquet(arrow.BufferReader(footer))
+            self._metadata = described.metadata
+            self.blocks = _count_rows(self._metadata)
+            self.schema = described.schema_arrow
+            self.specs = specs_of(self.schema)
 
     def prefetch(self, number: int, ahead: int, selection: Selection) -> bool:
         names = set(selection.columns)
@@ -69,7 +66,8 @@ class ParquetReader:
     def read(self, number: int, first: int, selection: Selection) -> ArrowBlock:
         with report_damage(self._path, self._call, f"row group {number} cannot be read"):
             if self._file is None:
-                source = _native(self._source, self._path)
+                # Arrow reads a local file without Python's lock.
+                source = self._source if "://" in self._path else arrow.OSFile(self._path)
                 self._file = _open_parquet(source, metadata=self._metadata, pre_buffer=True)
             table = self._file.read_row_group(number, columns=list(selection.columns))
             if table.num_rows != self.blocks[number]:
@@ -95,26 +93,14 @@ def _count_rows(metadata: Any) -> tuple[int, ...]:
 
 def _open_parquet(source: Any, **options: Any) -> Any:
     """Pages whose header has a checksum are compared with it."""
-    parquet = load_extra("pyarrow.parquet", "Dataset.from_parquet")
-    return parquet.ParquetFile(source, page_checksum_verification=True, **options)
-
-
-def _native(source: Any, path: str) -> Any:
-    """Arrow reads a local file without Python's lock."""
-    if "://" in path:
-        return source
-    return load_extra("pyarrow", "Dataset").OSFile(path)
+    return arrow.parquet.ParquetFile(source, page_checksum_verification=True, **options)
 
 
 def _one_batch(table: Any) -> Any:
     """The rows of a table as one record batch; copies only columns that are in several parts."""
-    table = table.combine_chunks()
-    return table.to_batches()[0] if table.num_rows else _empty_batch(table.schema)
-
-
-def _empty_batch(schema: Any) -> Any:
-    arrow = load_extra("pyarrow", "Dataset")
-    return arrow.RecordBatch.from_arrays([arrow.array([], f.type) for f in schema], schema=schema)
+    if not table.num_rows:
+        return arrow.RecordBatch.from_pylist([], table.schema)
+    return table.combine_chunks().to_batches()[0]
 
 
 def _read_footer(file: Any, path: str, call: str) -> bytes:

@@ -8,20 +8,19 @@ every machine divides it alike.
 from __future__ import annotations
 
 import os
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
 
 from penstock.element.chunk import Chunk
 from penstock.element.columns import Array
 from penstock.element.index import Index, array_of
-from penstock.engine.formats.arrow_files import read_exactly
-from penstock.engine.formats.files import open_bytes, translate_errors
-from penstock.engine.formats.framing import crc32c
+from penstock.engine.formats.checksums import crc32c
+from penstock.engine.formats.files import open_bytes, read_exactly, translate_errors
 from penstock.engine.formats.remote_files import prefetch_blocks
-from penstock.engine.formats.tables import Selection, TakeRows
+from penstock.engine.formats.tables import RowsOnDemand, Selection, TableReader
 from penstock.errors import DataLossError, FailedPreconditionError
 
 BLOCK_BYTES = 4 << 20
@@ -33,13 +32,12 @@ Span = tuple[int, int]
 Run = tuple[bytes, list[int]]
 """The bytes of consecutive records; where in the file each begins, and where the last one ends."""
 
-Decode = Callable[[list[Run], Selection], Chunk]
+ReadSpans = Callable[[list[Span]], list[bytes]]
+"""Returns the bytes of some spans of a file."""
 
 
-class SpanReader(ABC):
+class SpanReader(TableReader):
     """One file of records. Subclasses say where records are and what they contain."""
-
-    specs: Any
 
     def __init__(self, path: str, call: str) -> None:
         self._path, self._call = path, call
@@ -47,7 +45,7 @@ class SpanReader(ABC):
         self._remote: BinaryIO | None = None
         self._starts = self._find_starts()
         numbers = self._starts[:-1] // BLOCK_BYTES
-        self.blocks: tuple[int, ...] = tuple(np.unique(numbers, return_counts=True)[1].tolist())
+        self.blocks = tuple(np.unique(numbers, return_counts=True)[1].tolist())
         self.footer = crc32c(self._starts.tobytes())
 
     @abstractmethod
@@ -67,19 +65,35 @@ class SpanReader(ABC):
         first = sum(self.blocks[:number])
         return [(int(self._starts[first]), int(self._starts[first + self.blocks[number]]))]
 
-    def read(self, number: int, first: int, selection: Selection) -> SpanBlock:
+    def read(self, number: int, first: int, selection: Selection) -> RowsOnDemand:
         starts = self._starts[first : first + self.blocks[number] + 1]
         if self._local is not None:
-            return SpanBlock(starts, self._local.read, self.decode, selection, starts.nbytes)
+            return self._block(starts, self._local.read, selection, starts.nbytes)
         begin, end = int(starts[0]), int(starts[-1])
-        data = self._read_remote(begin, end)
-        return SpanBlock(
+        return self._block_of_bytes(starts, self._read_remote(begin, end), begin, selection)
+
+    def _block_of_bytes(
+        self, starts: Array, data: bytes, begin: int, selection: Selection
+    ) -> RowsOnDemand:
+        """A block whose bytes are in memory; they begin at byte `begin` of the file."""
+        return self._block(
             starts,
             lambda places: [data[start - begin : stop - begin] for start, stop in places],
-            self.decode,
             selection,
             nbytes=starts.nbytes + len(data),
         )
+
+    def _block(
+        self, starts: Array, read: ReadSpans, selection: Selection, nbytes: int
+    ) -> RowsOnDemand:
+        def read_rows(index: Index) -> Chunk:
+            places: list[list[int]] = [
+                starts[first : stop + 1].tolist() for first, stop in _runs(index)
+            ]
+            found = read([(run[0], run[-1]) for run in places])
+            return self.decode(list(zip(found, places, strict=True)), selection)
+
+        return RowsOnDemand(read_rows, nbytes)
 
     def _open_remote(self) -> BinaryIO:
         if self._remote is None:
@@ -101,29 +115,6 @@ class SpanReader(ABC):
             self._local.release()
         if self._remote is not None:
             self._remote.close()
-
-
-class SpanBlock:
-    """Records that lie near each other."""
-
-    def __init__(
-        self,
-        starts: Array,
-        read: Callable[[list[Span]], list[bytes]],
-        decode: Decode,
-        selection: Selection,
-        nbytes: int,
-    ) -> None:
-        self._starts, self._read, self._decode = starts, read, decode
-        self._selection = selection
-        self.nbytes = nbytes
-
-    def rows(self, index: Index, take: TakeRows) -> Chunk:
-        places: list[list[int]] = [
-            self._starts[first : stop + 1].tolist() for first, stop in _runs(index)
-        ]
-        found = self._read([(run[0], run[-1]) for run in places])
-        return self._decode(list(zip(found, places, strict=True)), self._selection)
 
 
 def _runs(index: Index) -> list[Span]:

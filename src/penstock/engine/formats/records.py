@@ -7,7 +7,7 @@ It opens its file at the first `read`, so a missing file is an error only when i
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import BinaryIO, ClassVar, Generic, TypeVar
 
 from penstock.element.chunk import Chunk
@@ -15,6 +15,7 @@ from penstock.engine.formats.files import (
     Path,
     as_path,
     block_size,
+    close_on_error,
     open_bytes,
     size_of,
     translate_errors,
@@ -25,6 +26,10 @@ Record = TypeVar("Record")
 
 Part = tuple[int, int | None]
 """A part of a file: the records that begin from one byte on and before another (None: the end)."""
+
+
+BY_NAME = "BY_NAME"
+"""The compression of files that are compressed if their names say so."""
 
 
 class ParsedRecords(list[Record]):
@@ -43,6 +48,8 @@ class RecordReader(ABC, Generic[Record]):
     """
 
     call: ClassVar[str]
+    packings: ClassVar[Mapping[str, str]] = {}
+    """How files are compressed whose names end so."""
 
     def __init__(
         self,
@@ -60,7 +67,8 @@ class RecordReader(ABC, Generic[Record]):
         self._part = part
         self._stop: int | None = None
         """Where the part ends, once the file is open; None for the end of the file."""
-        self._compression = compression
+        is_by_name = compression == BY_NAME
+        self._compression = self.packing_of(self.path) if is_by_name else compression
         self._block = block_size(buffer_size, self.call)
         self._file: BinaryIO | None = None
         self._buffer, self._start = b"", 0
@@ -69,6 +77,11 @@ class RecordReader(ABC, Generic[Record]):
         """Whether there is nothing more to read."""
         self._continues = False
         """Whether the reader has moved behind a damaged record, so that the next read continues."""
+
+    @classmethod
+    def packing_of(cls, path: str) -> str:
+        """How a file is compressed, by the end of its name; empty if it is not."""
+        return next((packing for end, packing in cls.packings.items() if path.endswith(end)), "")
 
     @abstractmethod
     def _cut(self, limit: int) -> list[Record]:
@@ -111,11 +124,8 @@ class RecordReader(ABC, Generic[Record]):
 
     def _open_file(self) -> BinaryIO:
         file = self._open_bytes()
-        try:
+        with close_on_error(file):
             self._go_to(file, self.position)
-        except BaseException:
-            file.close()
-            raise
         return file
 
     def _open_bytes(self) -> BinaryIO:
@@ -148,7 +158,7 @@ class RecordReader(ABC, Generic[Record]):
         return size
 
     def close(self) -> None:
-        """Ends the reader; a second time does nothing."""
+        """Ends the reader; a second call does nothing."""
         self.has_ended, self._more = True, False
         self._buffer, self._start = b"", 0
         if self._file is not None:

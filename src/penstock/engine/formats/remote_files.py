@@ -1,6 +1,6 @@
 """Remote files: ranges of bytes that are fetched ahead of their use, several at once.
 
-A file that is read in order is fetched ahead by pieces of 1 MiB, as many at once as the latency of
+A file that is read in order is fetched ahead by ranges of 1 MiB, as many at once as the latency of
 its server needs. A reader that knows which bytes it will need says so with `prefetch`. After the
 last of these bytes, the version of the file is compared with that at its opening, so bytes of two
 versions are never taken for one file.
@@ -28,23 +28,25 @@ Range = tuple[int, int]
 """The bytes from one on and before another."""
 
 Keep = Callable[[bytes], None]
-"""Keeps the bytes of a piece."""
+"""Keeps the bytes of a range."""
 
 RangesOf = Callable[[int], Sequence[Range]]
 """The bytes of a block of a table, by its number; none if they are not known."""
 
-PIECE = 1 << 20
+RANGE_BYTES = 1 << 20
+"""How many bytes one request fetches, if many are needed."""
+
 _FIRST = 1 << 16
 """How many bytes are fetched at least."""
 
 _AHEAD = 16
-"""The most pieces of a file that are fetched ahead."""
+"""The most ranges of a file that are fetched ahead."""
 
 _CHECKED = 32
-"""After so many pieces in order, the version is compared."""
+"""After so many ranges in order, the version is compared."""
 
 _KEPT = 2
-"""How many pieces stay in memory after they were read: footers are read twice."""
+"""How many ranges stay in memory after they were read: footers are read twice."""
 
 _VERSIONS = "ETag etag Content-MD5 Digest mtime LastModified Last-Modified created".split()
 """The fields of a file's description that change with its content; the best one first."""
@@ -113,7 +115,7 @@ def fetch_whole(url: str) -> bytes:
         return bytes(file.read())
 
 
-class _Piece:
+class _FetchedRange:
     """Bytes of a file that are there or on their way."""
 
     def __init__(self, start: int, stop: int, future: Future[bytes]) -> None:
@@ -121,11 +123,11 @@ class _Piece:
         self.is_guess = False
         """Whether it is fetched only because the bytes before it were read."""
         self.is_of_group = False
-        """Whether the version is compared after it, or after a later piece of its group."""
+        """Whether the version is compared after it, or after a later range of its group."""
         self.was_read = False
 
 
-class RemoteFile(io.RawIOBase):
+class RemoteFile(io.BufferedIOBase):
     """A file behind requests for ranges. One thread at a time may use it."""
 
     def __init__(self, system: Any, path: str, url: str, version: RemoteVersion) -> None:
@@ -134,7 +136,7 @@ class RemoteFile(io.RawIOBase):
         self._size = version.size or 0
         self._position = 0
         self._limits = limits_of(system)
-        self._pieces: list[_Piece] = []
+        self._fetched: list[_FetchedRange] = []
         self._read_to = -1
         """Where the last read ended: a read from there on is in order."""
         self._guesses = True
@@ -142,7 +144,7 @@ class RemoteFile(io.RawIOBase):
         self._ahead = 0
         """The bytes up to here are on their way, if the file is read in order."""
         self._count = 0
-        """How many pieces were fetched ahead in order."""
+        """How many ranges were fetched ahead in order."""
 
     def readable(self) -> bool:
         return True
@@ -160,14 +162,6 @@ class RemoteFile(io.RawIOBase):
         self._position = base + offset
         return self._position
 
-    def readinto(self, buffer: Any) -> int:
-        data = self.read(len(buffer))
-        buffer[: len(data)] = data
-        return len(data)
-
-    def readall(self) -> bytes:
-        return self.read(self._size)
-
     def read(self, size: int | None = -1) -> bytes:
         """`size` bytes, fewer only at the end."""
         start = self._position
@@ -176,11 +170,11 @@ class RemoteFile(io.RawIOBase):
         self._prepare(start, stop)
         parts = []
         while start < stop:
-            piece = self._find(start, stop)
-            data = self._wait(piece)
-            parts.append(data[start - piece.start : stop - piece.start])
+            fetched = self._find(start, stop)
+            data = self._wait(fetched)
+            parts.append(data[start - fetched.start : stop - fetched.start])
             start += len(parts[-1])
-            piece.was_read = start >= piece.stop
+            fetched.was_read = start >= fetched.stop
         self._position = self._read_to = stop
         self._forget()
         return parts[0] if len(parts) == 1 else b"".join(parts)
@@ -198,68 +192,69 @@ class RemoteFile(io.RawIOBase):
         self._drop(lambda p: not p.was_read and not any(_overlap(p, each) for each in wanted))
         for group in groups:
             missing = [each for each in group if not self._has(*each)]
-            self._begin_pieces([cut for each in missing for cut in _cut(*each)])
-        first = [p for p in self._pieces if any(_overlap(p, each) for each in groups[0])]
-        return bool(first) and all(piece.is_of_group for piece in first)
+            self._begin_all([cut for each in missing for cut in _cut(*each)])
+        first = [p for p in self._fetched if any(_overlap(p, each) for each in groups[0])]
+        return bool(first) and all(fetched.is_of_group for fetched in first)
 
     def _within(self, ranges: Sequence[Range]) -> list[Range]:
         """The ranges, cut off at the ends of the file: a damaged file may state larger ones."""
         cut = [(max(start, 0), min(stop, self._size)) for start, stop in ranges]
         return [(start, stop) for start, stop in cut if start < stop]
 
-    def _begin_pieces(self, cuts: Sequence[Range]) -> None:
+    def _begin_all(self, cuts: Sequence[Range]) -> None:
         for start, stop in cuts:
             self._begin(start, stop, is_checked=stop == cuts[-1][1]).is_of_group = True
 
-    def _drop(self, is_dropped: Callable[[_Piece], bool]) -> None:
-        for piece in [piece for piece in self._pieces if is_dropped(piece)]:
-            piece.future.cancel()
-            self._pieces.remove(piece)
+    def _drop(self, is_dropped: Callable[[_FetchedRange], bool]) -> None:
+        for fetched in [fetched for fetched in self._fetched if is_dropped(fetched)]:
+            fetched.future.cancel()
+            self._fetched.remove(fetched)
 
     def _has(self, start: int, stop: int) -> bool:
-        for piece in sorted(self._pieces, key=lambda piece: piece.start):
-            if piece.start <= start < piece.stop:
-                start = piece.stop
-        return start >= stop
+        return self._reach(start) >= stop
+
+    def _reach(self, start: int) -> int:
+        """The first byte from `start` on that is neither there nor on its way."""
+        for fetched in sorted(self._fetched, key=lambda fetched: fetched.start):
+            if fetched.start <= start < fetched.stop:
+                start = fetched.stop
+        return start
 
     def _prepare(self, start: int, stop: int) -> None:
         """Begins requests for a read, and for those after it if the file is read in order."""
         if start != self._read_to:
             self._ahead = start
-            self._drop(lambda piece: piece.is_guess and not piece.start <= start < piece.stop)
+            self._drop(lambda each: each.is_guess and not each.start <= start < each.stop)
         elif self._guesses:
             self._fetch_ahead(start)
-        if stop - start > PIECE and not self._has(start, stop):
+        if stop - start > RANGE_BYTES and not self._has(start, stop):
             missing = [cut for cut in _cut(start, stop) if not self._has(*cut)]
-            self._begin_pieces(missing)
+            self._begin_all(missing)
 
     def _fetch_ahead(self, start: int) -> None:
-        """Keeps as many pieces on their way as the limit allows."""
-        self._ahead = max(self._ahead, start)
-        for piece in sorted(self._pieces, key=lambda piece: piece.start):
-            if piece.start <= self._ahead < piece.stop:
-                self._ahead = piece.stop
-        limit = min(self._size, start + min(self._limits.large.depth, _AHEAD) * PIECE)
+        """Keeps as many ranges on their way as the limit allows."""
+        self._ahead = self._reach(max(self._ahead, start))
+        limit = min(self._size, start + min(self._limits.large.depth, _AHEAD) * RANGE_BYTES)
         while self._ahead < limit:
-            stop = min((self._ahead // PIECE + 1) * PIECE, self._size)
+            stop = min((self._ahead // RANGE_BYTES + 1) * RANGE_BYTES, self._size)
             self._count += 1
             is_checked = stop == self._size or self._count % _CHECKED == 0
             self._begin(self._ahead, stop, is_checked).is_guess = True
             self._ahead = stop
 
-    def _find(self, start: int, stop: int) -> _Piece:
-        """The piece with a byte; it is fetched now if it is not on its way."""
-        for piece in self._pieces:
-            if piece.start <= start < piece.stop:
-                return piece
-        later = [piece.start for piece in self._pieces if piece.start > start]
+    def _find(self, start: int, stop: int) -> _FetchedRange:
+        """The range with a byte; it is fetched now if it is not on its way."""
+        for fetched in self._fetched:
+            if fetched.start <= start < fetched.stop:
+                return fetched
+        later = [fetched.start for fetched in self._fetched if fetched.start > start]
         end = min([max(stop, start + _FIRST), self._size, *later])
         if end == self._size:  # A footer is read from its end on, in several steps.
-            before = [piece.stop for piece in self._pieces if piece.stop <= start]
+            before = [fetched.stop for fetched in self._fetched if fetched.stop <= start]
             start = min(start, max([0, self._size - _FIRST, *before]))
         return self._begin(start, end)
 
-    def _begin(self, start: int, stop: int, is_checked: bool = False) -> _Piece:
+    def _begin(self, start: int, stop: int, is_checked: bool = False) -> _FetchedRange:
         cache = remote_use.get().cache if self._version.modified else None
         key = f"{self._url}\n{self._version}\n{start}-{stop}"
         data = None if cache is None else cache.find(key)
@@ -268,28 +263,28 @@ class RemoteFile(io.RawIOBase):
             future = begin(self._system, self._fetch(start, stop, is_checked, keep))
         else:
             future = begin(self._system, self._confirm(data, is_checked))
-        piece = _Piece(start, stop, future)
-        self._pieces.append(piece)
-        return piece
+        fetched = _FetchedRange(start, stop, future)
+        self._fetched.append(fetched)
+        return fetched
 
-    def _wait(self, piece: _Piece) -> bytes:
-        if not piece.future.done():
+    def _wait(self, fetched: _FetchedRange) -> bytes:
+        if not fetched.future.done():
             self._limits.large.is_hungry = True
         try:
-            data = piece.future.result()
+            data = fetched.future.result()
         except Exception:
-            self._pieces.remove(piece)
+            self._fetched.remove(fetched)
             raise
         finally:
             self._limits.large.is_hungry = False
-        piece.stop = piece.start + len(data)
+        fetched.stop = fetched.start + len(data)
         return data
 
     def _forget(self) -> None:
-        """Drops pieces that were read, but for the last few."""
-        done = [piece for piece in self._pieces if piece.was_read]
-        for piece in done[:-_KEPT]:
-            self._pieces.remove(piece)
+        """Drops the ranges that were read, except the last few."""
+        done = [fetched for fetched in self._fetched if fetched.was_read]
+        for fetched in done[:-_KEPT]:
+            self._fetched.remove(fetched)
 
     async def _fetch(self, start: int, stop: int, is_checked: bool, keep: Keep | None) -> bytes:
         """Runs in the event loop, as all coroutines here."""
@@ -297,7 +292,7 @@ class RemoteFile(io.RawIOBase):
         began = await limit.enter()
         try:
             data: bytes = await repeat(lambda: self._request(start, stop), self._url)
-            if stop - start == PIECE:
+            if stop - start == RANGE_BYTES:
                 limit.adapt(began)
         finally:
             limit.leave()
@@ -330,7 +325,7 @@ class RemoteFile(io.RawIOBase):
 
     def close(self) -> None:
         if not self.closed:
-            self._drop(lambda piece: True)
+            self._drop(lambda fetched: True)
         super().close()
 
 
@@ -351,17 +346,17 @@ def prefetch_blocks(file: Any, number: int, ahead: int, ranges_of: RangesOf) -> 
     for next_number in range(number + 1, number + 1 + ahead):
         groups.append(ranges_of(next_number))
         size += sum(stop - start for start, stop in groups[-1])
-        if size >= _AHEAD * PIECE:
+        if size >= _AHEAD * RANGE_BYTES:
             break
     return file.prefetch(groups)
 
 
 def _cut(start: int, stop: int) -> list[Range]:
-    return [(at, min(at + PIECE, stop)) for at in range(start, stop, PIECE)]
+    return [(at, min(at + RANGE_BYTES, stop)) for at in range(start, stop, RANGE_BYTES)]
 
 
-def _overlap(piece: _Piece, other: Range) -> bool:
-    return piece.start < other[1] and other[0] < piece.stop
+def _overlap(fetched: _FetchedRange, other: Range) -> bool:
+    return fetched.start < other[1] and other[0] < fetched.stop
 
 
 def _words(version: RemoteVersion) -> str:

@@ -51,7 +51,7 @@ class RetryCount:
 
 @dataclass(frozen=True)
 class RemoteUse:
-    """On whose behalf remote files are read: what is counted, and where pieces are kept."""
+    """How a program reads remote files: what counts its retries, and which cache it uses."""
 
     retries: RetryCount = field(default_factory=RetryCount)
     cache: FileCache | None = None
@@ -74,6 +74,8 @@ class ChangedFileError(OSError):
 
 async def repeat(request: Callable[[], Awaitable[Result]], path: str) -> Result:
     """The result of a request, which is sent again after failures that may pass."""
+    import asyncio
+
     for attempt in range(1, ATTEMPTS + 1):
         try:
             return await request()
@@ -85,14 +87,8 @@ async def repeat(request: Callable[[], Awaitable[Result]], path: str) -> Result:
                 raise ConnectionError(f"{_text(cause)}, after {ATTEMPTS} attempts") from error
             log.info("%s: attempt %d failed (%s); it is repeated", path, attempt, cause)
             remote_use.get().retries.count += 1
-            await _pause(FIRST_PAUSE * 2 ** (attempt - 1))
+            await asyncio.sleep(FIRST_PAUSE * 2 ** (attempt - 1))
     raise AssertionError("the last attempt returns or raises")
-
-
-async def _pause(seconds: float) -> None:
-    import asyncio
-
-    await asyncio.sleep(seconds)
 
 
 def begin(system: Any, request: Coroutine[Any, Any, Result]) -> Future[Result]:
@@ -214,7 +210,7 @@ _limits: weakref.WeakKeyDictionary[Any, RequestLimits] = weakref.WeakKeyDictiona
 
 
 def limits_of(system: Any) -> RequestLimits:
-    """The windows that all files of a file system share, so that a new file begins with them."""
+    """The limits that all files of a file system share. If two threads make them, one wins."""
     found = _limits.get(system)
     if found is None:
         made = RequestLimits(RequestLimit(system.loop), RequestLimit(system.loop, _MOST))

@@ -5,31 +5,30 @@ A file appears when it is complete. The first rows decide the types of the colum
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, BinaryIO, ClassVar, Self
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping
+from typing import Any, BinaryIO, ClassVar
 
 import numpy as np
 
 from penstock.element.ragged import Ragged
 from penstock.engine.formats.exact_values import find_changed
-from penstock.engine.formats.extras import load_extra
+from penstock.engine.formats.extras import arrow, load_extra
 from penstock.engine.formats.files import Path, translate_errors
-from penstock.engine.formats.new_files import NewFile
+from penstock.engine.formats.new_files import FileWriter
 from penstock.errors import FailedPreconditionError, InvalidArgumentError, InvalidTypeError
 
 
-class TableWriter(ABC):
+class TableWriter(FileWriter):
     """Rows of dicts to one file, by groups of rows. Subclasses say how a group is written."""
 
-    call: ClassVar[str]
     compressions: ClassVar[tuple[str, ...]]
 
     def __init__(self, path: Path, size: int, name: str, schema: Any, compression: str) -> None:
-        self._arrow = load_extra("pyarrow", self.call)
+        load_extra("pyarrow", self.call)
         if size < 1:
             raise InvalidArgumentError(f"{self.call}: {name} must be at least 1, got {size}")
-        if schema is not None and not isinstance(schema, self._arrow.Schema):
+        if schema is not None and not isinstance(schema, arrow.Schema):
             raise InvalidTypeError(
                 f"{self.call}: schema must be a pyarrow.Schema, got {schema!r:.80}"
             )
@@ -43,8 +42,7 @@ class TableWriter(ABC):
         self._rows: list[Mapping[str, Any]] = []
         self._written = 0
         self._writer: Any = None
-        self._new = NewFile(path, self.call)
-        self._closed = False
+        super().__init__(path)
 
     @abstractmethod
     def _make_writer(self, file: BinaryIO) -> Any:
@@ -53,10 +51,7 @@ class TableWriter(ABC):
     def write(self, row: Any) -> None:
         """Adds one row: the value of each column by its name."""
         call = f"{self.call}.write"
-        if self._closed:
-            raise FailedPreconditionError(
-                f"{call}: {self._new.path!r} is closed; make a new writer"
-            )
+        self._check_open()
         if not isinstance(row, Mapping) or not row:
             raise InvalidTypeError(f"{call}: a row must be a dict of columns, got {row!r:.80}")
         if self._names is None:
@@ -77,13 +72,13 @@ class TableWriter(ABC):
         columns = [
             self._convert(field, [row[field.name] for row in rows]) for field in self._schema
         ]
-        table = self._arrow.Table.from_arrays(columns, schema=self._schema)
+        table = arrow.Table.from_arrays(columns, schema=self._schema)
         self._written += len(rows)
         self._open_writer().write_table(table)
 
     def _open_writer(self) -> Any:
         if self._writer is None:
-            self._writer = self._make_writer(self._new.file)
+            self._writer = self._make_writer(self._file)
         return self._writer
 
     def _find_schema(self, rows: list[Mapping[str, Any]]) -> Any:
@@ -96,11 +91,11 @@ class TableWriter(ABC):
                     f"{name!r}; state it with schema=pyarrow.schema(...)"
                 )
             fields.append((name, kind))
-        return self._arrow.schema(fields)
+        return arrow.schema(fields)
 
     def _find_kind(self, values: Iterable[Any]) -> Any:
         try:
-            return _first_kind(self._arrow, values)
+            return _first_kind(values)
         except _UnknownTypeError as error:
             raise InvalidTypeError(
                 f"{self.call}.write: a column cannot have a {error}; convert it to numbers, text, "
@@ -108,13 +103,13 @@ class TableWriter(ABC):
             ) from None
 
     def _convert(self, field: Any, values: list[Any]) -> Any:
-        errors = (self._arrow.ArrowException, TypeError, ValueError, OverflowError)
-        try:
-            array = self._arrow.array(values, field.type)
-        except errors:
+        array = _try_array(values, field.type)
+        if isinstance(array, Exception):
             # Arrow does not convert arrays of several dimensions, nor some nested values.
             values = list(map(_plain, values))
-            array = self._convert_plain(field, values, errors)
+            array = _try_array(values, field.type)
+        if isinstance(array, Exception):
+            raise self._refusal(field, values) or array
         if (number := find_changed(values, array)) is not None:
             raise InvalidArgumentError(
                 f"{self.call}.write: column {field.name!r} of row {self._written + number} has "
@@ -124,62 +119,31 @@ class TableWriter(ABC):
             )
         return array
 
-    def _convert_plain(self, field: Any, values: list[Any], errors: Any) -> Any:
-        try:
-            return self._arrow.array(values, field.type)
-        except errors:
-            for number, value in enumerate(values):
-                self._check(field, value, self._written + number, errors)
-            raise
-
-    def _check(self, field: Any, value: Any, row: int, errors: Any) -> None:
-        try:
-            self._arrow.array([value], field.type)
-        except errors as error:
-            raise InvalidArgumentError(
-                f"{self.call}.write: column {field.name!r} of row {row} has {value!r:.60}, but its "
-                f"type is {field.type}: {error}"
-            ) from None
-
-    def close(self) -> None:
-        """Completes the file; a second time does nothing."""
-        if self._closed:
-            return
-        try:
-            if self._rows:
-                self._flush()
-            if self._schema is None:
-                raise FailedPreconditionError(
-                    f"{self.call}.close: {self._new.path!r} has no rows, so its columns are not "
-                    "known; write a row, or state them with schema=pyarrow.schema(...)"
+    def _refusal(self, field: Any, values: list[Any]) -> InvalidArgumentError | None:
+        """The error of the first value that a column cannot have."""
+        for number, value in enumerate(values, self._written):
+            if isinstance(error := _try_array([value], field.type), Exception):
+                return InvalidArgumentError(
+                    f"{self.call}.write: column {field.name!r} of row {number} has {value!r:.60}, "
+                    f"but its type is {field.type}: {error}"
                 )
-            with translate_errors(self._new.path, f"{self.call}.close"):
-                self._open_writer().close()
-        except BaseException:
-            self._discard()
-            raise
-        self._closed = True
-        self._new.commit(f"{self.call}.close")
+        return None
 
-    def _discard(self) -> None:
-        self._closed = True
+    def _finish(self) -> None:
+        if self._rows:
+            self._flush()
+        if self._schema is None:
+            raise FailedPreconditionError(
+                f"{self.call}.close: {self._path!r} has no rows, so its columns are not known; "
+                "write a row, or state them with schema=pyarrow.schema(...)"
+            )
+        with translate_errors(self._path, f"{self.call}.close"):
+            self._open_writer().close()
+
+    def _release(self) -> None:
         self._rows = []
         if self._writer is not None:
             self._writer.close()
-        self._new.discard()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
-            self.close()
-        elif not self._closed:
-            self._discard()
-
-    def __del__(self) -> None:
-        if not getattr(self, "_closed", True):
-            self._discard()
 
 
 class ParquetWriter(TableWriter):
@@ -219,8 +183,7 @@ class ParquetWriter(TableWriter):
         super().__init__(path, row_group_size, "row_group_size", schema, compression)
 
     def _make_writer(self, file: BinaryIO) -> Any:
-        parquet = load_extra("pyarrow.parquet", self.call)
-        return parquet.ParquetWriter(file, self._schema, compression=self._compression)
+        return arrow.parquet.ParquetWriter(file, self._schema, compression=self._compression)
 
 
 class ArrowWriter(TableWriter):
@@ -254,22 +217,29 @@ class ArrowWriter(TableWriter):
         super().__init__(path, batch_size, "batch_size", schema, compression)
 
     def _make_writer(self, file: BinaryIO) -> Any:
-        ipc = load_extra("pyarrow.ipc", self.call)
         packing = None if self._compression == "none" else self._compression
-        options = ipc.IpcWriteOptions(compression=packing)
-        return ipc.new_file(file, self._schema, options=options)
+        options = arrow.ipc.IpcWriteOptions(compression=packing)
+        return arrow.ipc.new_file(file, self._schema, options=options)
+
+
+def _try_array(values: list[Any], kind: Any) -> Any:
+    """An Arrow array of a type, or the exception of a value that it cannot hold."""
+    try:
+        return arrow.array(values, kind)
+    except (arrow.ArrowException, TypeError, ValueError, OverflowError) as error:
+        return error
 
 
 class _UnknownTypeError(Exception):
     """A value that no column can have; the text is the name of its class."""
 
 
-def _first_kind(arrow: Any, values: Iterable[Any]) -> Any:
+def _first_kind(values: Iterable[Any]) -> Any:
     """The Arrow type of the first value that has one; None if none does."""
-    return next((kind for value in values if (kind := _kind(arrow, value)) is not None), None)
+    return next((kind for value in values if (kind := _kind(value)) is not None), None)
 
 
-def _kind(arrow: Any, value: Any) -> Any:
+def _kind(value: Any) -> Any:
     match value:
         case None:
             return None
@@ -286,22 +256,25 @@ def _kind(arrow: Any, value: Any) -> Any:
         case np.generic():
             return arrow.from_numpy_dtype(value.dtype)
         case np.ndarray():
-            return _array_kind(arrow, value)
+            return _array_kind(value)
         case Ragged():
-            return _nest(arrow.list_, _array_kind(arrow, value.flat_values), value.ragged_rank)
+            kind = _array_kind(value.flat_values)
+            for _ in range(value.ragged_rank):
+                kind = arrow.list_(kind)
+            return kind
         case Mapping():
-            parts = {name: _kind(arrow, part) for name, part in value.items()}
+            parts = {name: _kind(part) for name, part in value.items()}
             return None if None in parts.values() else arrow.struct(list(parts.items()))
         case list() | tuple():
-            inner = _first_kind(arrow, value)
+            inner = _first_kind(value)
             return None if inner is None else arrow.list_(inner)
     raise _UnknownTypeError(type(value).__name__)
 
 
-def _array_kind(arrow: Any, array: Any) -> Any:
+def _array_kind(array: Any) -> Any:
     """One dimension is a list of any length; of more dimensions, each has its length."""
     if array.dtype == object or array.dtype.kind in "SU":
-        base = _first_kind(arrow, array.ravel().tolist())
+        base = _first_kind(array.ravel().tolist())
     else:
         base = arrow.from_numpy_dtype(array.dtype)
     if base is None or array.ndim == 0:
@@ -311,12 +284,6 @@ def _array_kind(arrow: Any, array: Any) -> Any:
     for size in reversed(array.shape):
         base = arrow.list_(base, size)
     return base
-
-
-def _nest(wrap: Callable[[Any], Any], kind: Any, times: int) -> Any:
-    for _ in range(times):
-        kind = wrap(kind)
-    return kind
 
 
 def _plain(value: Any) -> Any:

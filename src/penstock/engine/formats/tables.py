@@ -6,16 +6,14 @@ is used by one thread at a time; a `TableBlock` never changes, so any thread may
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from penstock.element.chunk import Chunk
-from penstock.element.columns import Array, Column
 from penstock.element.index import Index
-
-TakeRows = Callable[[Column, Array], Column]
-"""How rows are gathered from a column."""
+from penstock.engine.gather import TakeRows
 
 
 @dataclass(frozen=True)
@@ -47,32 +45,40 @@ class TableBlock(Protocol):
         """The rows at an index. Errors name the row in the file."""
 
 
-class TableReader(Protocol):
+class RowsOnDemand:
+    """A block whose rows are read when they are asked for, by a function of their index."""
+
+    def __init__(self, read: Callable[[Index], Chunk], nbytes: int = 1 << 10) -> None:
+        self._read, self.nbytes = read, nbytes
+
+    def rows(self, index: Index, take: TakeRows) -> Chunk:
+        return self._read(index)
+
+
+class TableReader(ABC):
     """One open file of rows."""
 
-    @property
-    def footer(self) -> int:
-        """A checksum of what the file says about its blocks."""
+    footer: int
+    """A checksum of what the file says about its blocks."""
+    blocks: tuple[int, ...]
+    """The number of rows in each block."""
+    specs: Any
+    """The spec of every column by name, or the spec of a row that has no columns.
 
-    @property
-    def blocks(self) -> tuple[int, ...]:
-        """The number of rows in each block."""
-
-    @property
-    def specs(self) -> Mapping[str, Any] | Any:
-        """The spec of every column by name, or the spec of a row that has no columns.
-
-        For a column that cannot be read: the reason, as a text.
-        """
+    For a column that cannot be read: the reason, as a text.
+    """
 
     def prefetch(self, number: int, ahead: int, selection: Selection) -> bool:
         """Begins to fetch a block, and up to `ahead` blocks after it, if the file is remote.
 
         True if reading the block then compares the version of the file with that at its opening.
         """
+        return False
 
+    @abstractmethod
     def read(self, number: int, first: int, selection: Selection) -> TableBlock:
-        """TableBlock `number`, whose first row is row `first` of the file."""
+        """Block `number`, whose first row is row `first` of the file."""
 
+    @abstractmethod
     def close(self) -> None:
-        """Closes the file; a second time does nothing."""
+        """Closes the file; a second call does nothing."""

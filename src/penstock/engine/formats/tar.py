@@ -7,35 +7,28 @@ was cut off, which is an error. A compressed file is read beyond the end mark, t
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import io
+import os
 import re
+import stat
 import zlib
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from contextlib import closing
+from typing import Any, BinaryIO, ClassVar, NamedTuple
 
 import numpy as np
 
-from penstock.element import nest
+from penstock.element import nest, strings
 from penstock.element.chunk import Chunk
-from penstock.element.strings import bytes_of
-from penstock.engine.formats.files import LocalWindow, Path, as_path, translate_errors
+from penstock.engine.formats.files import Path, translate_errors
 from penstock.engine.formats.inflate import name_packing
-from penstock.engine.formats.new_files import NewFile
-from penstock.engine.formats.records import ParsedRecords, RecordReader
-from penstock.errors import (
-    DataLossError,
-    FailedPreconditionError,
-    InvalidArgumentError,
-    InvalidTypeError,
-)
+from penstock.engine.formats.new_files import FileWriter
+from penstock.engine.formats.records import BY_NAME, ParsedRecords, RecordReader
+from penstock.errors import DataLossError, InvalidArgumentError, InvalidTypeError
 
 CALL = "Dataset.from_tar"
 KEY = "__key__"
-
-BY_NAME = "BY_NAME"
-"""The compression of archives that are compressed if their names say so."""
 
 _UNIT = 512
 _BLOCK = 1 << 20
@@ -44,9 +37,14 @@ _BLOCK = 1 << 20
 _MOST_AT_ONCE = 1 << 20
 """Samples of about so many bytes are cut at once; more would not stay in a core's cache."""
 
+_LONG_SLICE = 16 * 1024
+"""Slices of so many bytes are read singly, shorter ones together with what follows them."""
+
+_LEAST_WINDOW, _MOST_WINDOW = 4 * 1024, 1024 * 1024
+
 _FILES = (b"0", b"\0", b"7")
 _WITHOUT_CONTENT = (b"1", b"2", b"3", b"4", b"5", b"6")
-"""Links, devices, folders and pipes: whatever size their headers state, nothing follows them."""
+"""Links, devices, folders and pipes: nothing follows their headers, even if these state a size."""
 
 _LONG_NAME, _EXTENDED, _GLOBAL, _SPARSE = b"L", b"x", b"g", b"S"
 _OWN_SIZE = (_LONG_NAME, _EXTENDED, *_WITHOUT_CONTENT)
@@ -55,6 +53,72 @@ _OWN_SIZE = (_LONG_NAME, _EXTENDED, *_WITHOUT_CONTENT)
 _SPARSE_FILES = "sparse members are not supported; write the archive without --sparse"
 _NAME = re.compile(rb"(?s)^((?:.*/)?[^./][^./]*)\.([^/]*)$")
 _META = re.compile(rb"(?:^|/)__[^/]*__(?:$|/)")
+
+
+class LocalWindow:
+    """The bytes of an open local file, which are read as they are sliced.
+
+    A long slice is read into its own memory, without another copy; the last one is kept. Short
+    slices are cut from a window of the file, which grows while they follow each other closely.
+    """
+
+    def __init__(self, file: io.FileIO, size: int, path: str, call: str) -> None:
+        self._file, self._number, self._size = file, file.fileno(), size
+        self._path, self._call = path, call
+        self._begin, self._block = 0, b""
+        self._ahead = _LEAST_WINDOW
+        self._last, self._last_bytes = slice(0, 0), b""
+
+    @classmethod
+    def of(cls, file: BinaryIO, path: str, call: str) -> LocalWindow | None:
+        """The bytes of a file; None if it is not a plain file of this machine."""
+        if not isinstance(file, io.FileIO):
+            return None
+        found = os.fstat(file.fileno())
+        is_plain = stat.S_ISREG(found.st_mode)
+        return cls(file, found.st_size, path, call) if is_plain else None
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, where: slice) -> bytes:
+        start, stop = where.start, where.stop
+        begin, block = self._begin, self._block
+        if begin <= start and stop <= begin + len(block):
+            return block[start - begin : stop - begin]
+        if stop - start >= _LONG_SLICE:
+            if where != self._last:
+                self._last, self._last_bytes = where, self._read(start, min(stop, self._size))
+            return self._last_bytes
+        block, begin = self.read_window(start, stop - start)
+        return block[start - begin : stop - begin]
+
+    def read_window(self, at: int, count: int) -> tuple[bytes, int]:
+        """A window with `count` bytes from `at` on, or up to the file's end; where it begins."""
+        end = self._begin + len(self._block)
+        if not self._begin <= at <= at + count <= end:
+            follows = self._begin <= at < end + self._ahead
+            self._ahead = min(2 * self._ahead, _MOST_WINDOW) if follows else _LEAST_WINDOW
+            self._begin = at
+            self._block = self._read(at, min(at + max(count, self._ahead), self._size))
+        return self._block, self._begin
+
+    def _read(self, start: int, stop: int) -> bytes:
+        """Reads a part of the file. The system may return fewer bytes than are asked for."""
+        found, at = b"", start
+        try:
+            while at < stop and (more := os.pread(self._number, stop - at, at)):
+                found += more
+                at += len(more)
+        except OSError:
+            with translate_errors(self._path, self._call):
+                raise
+        if at < stop:
+            raise DataLossError(
+                f"{self._call}: {self._path!r} was cut off while it was read: it ends before "
+                f"byte {stop}, and had {self._size} bytes when it was opened"
+            )
+        return found
 
 
 class TarMember(NamedTuple):
@@ -72,6 +136,7 @@ class TarReader(RecordReader[dict[str, bytes]]):
     """Samples; `position` is the byte at which the first header of the next sample begins."""
 
     call = CALL
+    packings: ClassVar = {".gz": "GZIP", ".tgz": "GZIP"}
 
     def __init__(
         self,
@@ -84,8 +149,6 @@ class TarReader(RecordReader[dict[str, bytes]]):
         position: int = 0,
     ) -> None:
         super().__init__(path, compression, buffer_size or _BLOCK, position)
-        if compression == BY_NAME:
-            self._compression = packing_of(self.path)
         self._fields, self._is_strict = fields, is_strict
         self._usual: list[str] = []
         """The fields of the last sample that fitted."""
@@ -312,10 +375,10 @@ def _field_of(extension: bytes) -> str:
 
 def chunk_of(samples: list[dict[str, bytes]], fields: tuple[str, ...] | None) -> Chunk:
     """Samples as columns; without `fields`, those of the first sample."""
-    columns = {}
-    for field in (KEY, *fields) if fields is not None else samples[0]:
-        columns[field] = np.empty(len(samples), object)
-        columns[field][:] = [sample[field] for sample in samples]
+    columns = {
+        field: strings.make_column([sample[field] for sample in samples])
+        for field in ((KEY, *fields) if fields is not None else samples[0])
+    }
     leaves, tree = nest.flatten(columns)
     return Chunk(tree, leaves, len(samples))
 
@@ -336,32 +399,21 @@ class _Scanner(TarReader):
 
 def scan_samples(path: str) -> np.ndarray[Any, np.dtype[np.int64]]:
     """Where the samples of an archive begin, and at last where the last one ends."""
-    scanner: RecordReader[Any] = _Scanner(path)
-    ends = [0]
-    try:
+    ends: list[Any] = [0]
+    with closing(_Scanner(path)) as scanner:
         while some := scanner.read(1 << 20):
             ends += some
-    finally:
-        scanner.close()
     return np.array(ends, np.int64)
-
-
-def packing_of(path: str) -> str:
-    """How an archive is compressed, by the end of its name; empty if it is not."""
-    return "GZIP" if path.endswith((".gz", ".tgz")) else ""
 
 
 def first_fields(path: str) -> tuple[str, ...] | None:
     """The fields of the first sample of an archive; None if it has no samples."""
-    reader = TarReader(path)
-    try:
+    with closing(TarReader(path)) as reader:
         samples = reader.read(1)
-    finally:
-        reader.close()
     return tuple(field for field in samples[0] if field != KEY) if samples else None
 
 
-class TarWriter:
+class TarWriter(FileWriter):
     """Writes samples to a tar archive, as WebDataset does; an archive that exists is replaced.
 
     The archive appears complete when the writer is closed. A `with` block that ends with an
@@ -383,25 +435,24 @@ class TarWriter:
     >>> writer.close()
     """
 
+    call = "TarWriter"
+
     def __init__(self, path: Path) -> None:
         import tarfile
 
-        self._path = as_path(path, "TarWriter")
+        super().__init__(path)
         self._describe = tarfile.TarInfo
-        self._new = NewFile(self._path, "TarWriter")
-        mode: Any = "w|gz" if packing_of(self._path) else "w|"
+        mode: Any = "w|gz" if TarReader.packing_of(self._path) else "w|"
         self._tar = tarfile.open(  # noqa: SIM115 (stays open)
-            fileobj=self._new.file, mode=mode, format=tarfile.GNU_FORMAT
+            fileobj=self._file, mode=mode, format=tarfile.GNU_FORMAT
         )
         self._last: bytes | None = None
-        self._closed = False
 
     def write(self, sample: Mapping[str, Any]) -> None:
         """Adds one sample: its key under `"__key__"`, and the bytes or text of each field."""
         call = "TarWriter.write"
-        if self._closed:
-            raise FailedPreconditionError(f"{call}: {self._path!r} is closed; make a new writer")
-        key = bytes_of(self._check(sample.get(KEY), KEY))
+        self._check_open()
+        key = strings.bytes_of(self._check(sample.get(KEY), KEY))
         found = _NAME.match(key + b".x")
         if found is None or found[1] != key or key == self._last:
             raise InvalidArgumentError(
@@ -412,7 +463,7 @@ class TarWriter:
             raise InvalidArgumentError(f"{call}: sample {key!r} has no fields")
         with translate_errors(self._path, call):
             for name, value in fields.items():
-                data = bytes_of(value)
+                data = strings.bytes_of(value)
                 member = self._describe(f"{key.decode()}.{name}")
                 member.size, member.mode = len(data), 0o644
                 self._tar.addfile(member, io.BytesIO(data))
@@ -426,34 +477,9 @@ class TarWriter:
             )
         return value
 
-    def close(self) -> None:
-        """Completes the archive; a second time does nothing."""
-        if self._closed:
-            return
-        self._closed = True
-        try:
-            with translate_errors(self._path, "TarWriter.close"):
-                self._tar.close()
-        except BaseException:
-            self._new.discard()
-            raise
-        self._new.commit("TarWriter.close")
-
-    def __enter__(self) -> TarWriter:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
-            self.close()
-        elif not self._closed:
-            self._discard()
-
-    def _discard(self) -> None:
-        self._closed = True
-        with contextlib.suppress(Exception):  # Else it would write to the file when it is dropped.
+    def _finish(self) -> None:
+        with translate_errors(self._path, "TarWriter.close"):
             self._tar.close()
-        self._new.discard()
 
-    def __del__(self) -> None:
-        if not getattr(self, "_closed", True):
-            self._discard()
+    def _release(self) -> None:
+        self._tar.close()  # Else it would write to the file when it is dropped.

@@ -23,25 +23,20 @@ from __future__ import annotations
 import reprlib
 import struct
 import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, BinaryIO
 
 import numpy as np
 
+from penstock.engine.formats.checksums import crc32c, load_crc32c
 from penstock.engine.formats.files import (
     Path,
     as_path,
     check_compression,
     create_bytes,
     translate_errors,
-)
-from penstock.engine.formats.framing import (
-    FOOTER,
-    HEADER,
-    find_record,
-    load_crc32c,
-    mask_crcs,
-    masked_crc,
 )
 from penstock.engine.formats.inflate import WINDOW_BITS
 from penstock.engine.formats.records import Part, RecordReader
@@ -51,6 +46,13 @@ from penstock.errors import (
     InvalidArgumentError,
     InvalidTypeError,
 )
+
+HEADER, FOOTER = 12, 4
+_MASK = 0xA282EAD8
+_POLYNOMIAL = 0x82F63B78
+
+_WINDOW, _BLOCK = 1 << 14, 1 << 18
+"""How many bytes are searched for a record at once: at first, and at most."""
 
 _KNOWN_HEADERS = 4096
 
@@ -197,6 +199,89 @@ def count_undamaged(records: list[bytes], footers: list[bytes]) -> int:
     return int(wrong.argmax()) if wrong.any() else len(records)
 
 
+def masked_crc(data: bytes) -> bytes:
+    """The checksum as it is in the file: masked, because data may contain checksums itself."""
+    return _mask_crc(crc32c(data)).to_bytes(4, "little")
+
+
+def _mask_crc(crc: int) -> int:
+    return ((crc >> 15 | crc << 17) + _MASK) & 0xFFFFFFFF
+
+
+def mask_crcs(crcs: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Many checksums (uint32) as they are in files."""
+    return ((crcs >> 15 | crcs << 17) + np.uint32(_MASK)).astype("<u4", copy=False)
+
+
+def find_record(file: BinaryIO, start: int, stop: int, size: int) -> int:
+    """The first byte from `start` on at which a record seems to begin; `stop` if none does.
+
+    It has two right checksums, but may still lie within another record, whose payload may be a
+    TFRecord file: the caller must compare it with where the part before it ended. `size` is that of
+    the file. Moves the file.
+    """
+    at, window = start, _WINDOW
+    while at < stop:
+        file.seek(at)
+        block = b"".join(_blocks(file, min(window, stop - at) + HEADER - 1))
+        for offset, length in _headers(block, size - at - HEADER - FOOTER):
+            if _is_record(file, at + offset + HEADER, length):
+                return at + offset
+        at, window = at + window, min(2 * window, _BLOCK)
+    return stop
+
+
+def _blocks(file: BinaryIO, count: int) -> Iterator[bytes]:
+    while count > 0 and (block := file.read(min(count, _BLOCK))):
+        yield block
+        count -= len(block)
+
+
+def _headers(block: bytes, most: int) -> list[tuple[int, int]]:
+    """The offsets of lengths of at most `most` with a right checksum, and those lengths."""
+    data = np.frombuffer(block, np.uint8)
+    count = len(data) - HEADER + 1
+    if count <= 0 or most < 0:
+        return []
+    # The first bytes of most lengths are zeros, which few bytes of data are.
+    fits = np.ones(count, bool)
+    for byte in range((most.bit_length() + 7) // 8, 8):
+        fits &= data[byte : byte + count] == 0
+    offsets = np.flatnonzero(fits)
+    headers = np.lib.stride_tricks.sliding_window_view(data, HEADER)[offsets]
+    lengths = headers[:, :8].copy().view("<u8").ravel()
+    stored = headers[:, 8:].copy().view("<u4").ravel()
+    right = np.flatnonzero((_crcs_of_rows(headers[:, :8]) == stored) & (lengths <= most))
+    return list(zip(offsets[right].tolist(), lengths[right].tolist(), strict=True))
+
+
+def _crcs_of_rows(rows: np.ndarray[Any, np.dtype[np.uint8]]) -> np.ndarray[Any, Any]:
+    """The masked checksum of each row of bytes."""
+    crcs = np.full(len(rows), 0xFFFFFFFF, np.uint32)
+    for column in rows.T:
+        crcs = _crc_table()[(crcs ^ column) & 0xFF] ^ (crcs >> 8)
+    return mask_crcs(crcs ^ np.uint32(0xFFFFFFFF))
+
+
+@cache
+def _crc_table() -> np.ndarray[Any, np.dtype[np.uint32]]:
+    table = np.arange(256, dtype=np.uint32)
+    for _ in range(8):
+        table = np.where(table & 1, table >> 1 ^ np.uint32(_POLYNOMIAL), table >> 1)
+    return table.astype(np.uint32)
+
+
+def _is_record(file: BinaryIO, start: int, length: int) -> bool:
+    """Whether `length` bytes from `start` on are followed by their checksum."""
+    extend = load_crc32c("extend")
+    file.seek(start)
+    crc = 0
+    for block in _blocks(file, length):
+        crc = extend(crc, block)
+    footer = b"".join(_blocks(file, FOOTER))
+    return footer == _mask_crc(crc).to_bytes(4, "little")
+
+
 @dataclass(frozen=True)
 class TFRecordOptions:
     """How a TFRecord file is written.
@@ -208,7 +293,7 @@ class TFRecordOptions:
       output_buffer_size: Accepted and ignored.
       window_bits: The logarithm of the window of zlib, 9 to 15.
       compression_level: 0 for none, 1 for the fastest, 9 for the smallest files.
-      compression_method: 8, the only one that zlib has.
+      compression_method: 8, zlib has no other.
       mem_level: How much memory zlib uses, 1 to 9.
       compression_strategy: zlib's strategy.
 
@@ -303,7 +388,7 @@ class TFRecordWriter:
             self._file.flush()
 
     def close(self) -> None:
-        """Completes the file; a second time does nothing."""
+        """Completes the file; a second call does nothing."""
         if self._closed:
             return
         self._closed = True

@@ -28,15 +28,13 @@ from typing import Any, Protocol
 
 from penstock.element import nest
 from penstock.element.chunk import Chunk
-from penstock.engine.context import Context
+from penstock.engine.context import Context, OpenPlan
 from penstock.engine.contract import State, Stream
 from penstock.engine.fitting import fits_spec, spec_of_chunk
 from penstock.engine.formats.chunks import ChunkWriter, read_chunks
-from penstock.engine.formats.files import translate_write_errors
-from penstock.engine.formats.folders import join
+from penstock.engine.formats.files import join, translate_write_errors
 from penstock.engine.formats.locks import LockFile
-from penstock.engine.formats.runs import RunWriter, Shard
-from penstock.engine.formats.saved import SavedInfo, find
+from penstock.engine.formats.saved import RunWriter, SavedInfo, Shard, find
 from penstock.engine.inlets import Inlet, discard
 from penstock.engine.streams.sources import ChunksStream
 from penstock.engine.streams.windowing import plan_of
@@ -182,7 +180,7 @@ class RecordingStream(Stream):
     def finish(self) -> None:
         """Looks whether the input has ended, where the caller stopped without asking."""
         if self._recorder is not None and self._total == UNKNOWN and not self._looks_ahead:
-            # A second call must find what the first one saw: an element, or one that failed.
+            # A second call must find what the first one saw: an element, or a failure.
             if not isinstance(self._feed, Inlet):
                 self._feed = Inlet(self.inputs[0])
             if self._feed.is_at_end(1):
@@ -422,8 +420,6 @@ def _recorder(node: Cache) -> Recorder | None:
 
 
 # Snapshots
-
-OpenPlan = Callable[[Node, State, Context], Stream]
 
 
 class SnapshotStream(RecordingStream):

@@ -22,8 +22,7 @@ from penstock.element.dtypes import int64
 from penstock.element.spec import TensorSpec
 from penstock.engine.fitting import fit_chunk
 from penstock.engine.formats.chunks import ChunkWriter
-from penstock.engine.formats.runs import RunWriter
-from penstock.engine.formats.saved import find
+from penstock.engine.formats.saved import RunWriter, find
 from penstock.errors import AbortedError, AlreadyExistsError, InvalidArgumentError
 from penstock.plan import codec, seeds
 
@@ -47,7 +46,7 @@ def distributed_save(
         dataset: The dataset; it must end.
         path: The folder, which all workers reach under this name.
         data_service_address: The service, as for `distribute`.
-        compression: "AUTO", None or "GZIP"; "SNAPPY" means "GZIP", the only one that files have.
+        compression: "AUTO", None or "GZIP"; "SNAPPY" means "GZIP", the only packing of files.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:

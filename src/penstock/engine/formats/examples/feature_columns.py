@@ -13,7 +13,7 @@ import numpy as np
 from penstock.engine.formats.examples.heads import join_records
 from penstock.engine.formats.examples.keys import Keys, keys_of
 from penstock.engine.formats.examples.reading import Kind, Values
-from penstock.engine.formats.examples.varints import decode_varints
+from penstock.engine.formats.examples.varints import AFTER, BEFORE, decode_varints
 from penstock.engine.formats.examples.wire import (
     FIRST,
     SECOND,
@@ -206,10 +206,11 @@ def decode(wire: Wire, kind: Kind, payloads: Payloads) -> tuple[Array, Array, Ar
     """The values of lists of one kind, how many each has, and which are unusual."""
     if kind == Kind.BYTES:
         return _decode_bytes(wire, payloads)
-    octets = wire.copy(payloads.starts, payloads.stops)
     sizes = payloads.stops - payloads.starts
     if kind == Kind.INT64:
+        octets = wire.copy(payloads.starts, payloads.stops, before=BEFORE, after=AFTER)
         return decode_varints(octets, sizes.cumsum())
+    octets = wire.copy(payloads.starts, payloads.stops)
     wrong = sizes % 4 != 0
     values = octets[: 0 if is_any(wrong) else None].view("<f4")
     return values, sizes // 4, wrong

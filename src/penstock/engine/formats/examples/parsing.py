@@ -85,6 +85,8 @@ def parse_single_example(serialized: Any, features: Mapping[str, Feature]) -> di
 def check_records(serialized: Any, call: str) -> list[bytes]:
     """The examples of a batch."""
     records = serialized.tolist() if isinstance(serialized, np.ndarray) else list(serialized)
+    if {*map(type, records)} <= {bytes}:
+        return records
     for record in records:
         if not isinstance(record, bytes):
             raise InvalidTypeError(

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from penstock.engine.formats.examples.varints import decode_varints
+from penstock.engine.formats.examples.varints import AFTER, BEFORE, decode_varints
 from penstock.engine.formats.examples.wire import FIRST, SECOND
 
 Array = np.ndarray[Any, Any]
@@ -126,6 +126,37 @@ def read_sequence_example(
     return read_features(entries, context), found
 
 
+def count_fields(data: bytes) -> int:
+    """About how many features an `Example` has, or how many features and steps a sequence has."""
+    cursor, count = MessageCursor(data), 0
+    try:
+        while not cursor.has_ended:
+            has_steps = cursor.peek() == SECOND
+            stop = _enter(cursor)
+            while cursor.at < stop:
+                end = _enter(cursor)
+                count += _count_steps(cursor) if has_steps else 1
+                cursor.at = end
+    except MalformedError:
+        pass
+    return max(count, 1)
+
+
+def _count_steps(entry: MessageCursor) -> int:
+    """About how many steps the list of an entry has, by the length of the first one."""
+    entry.at = _enter(entry)
+    length = _enter(entry) - entry.at
+    begin = entry.at
+    return length // max(_enter(entry) - begin, 1)
+
+
+def _enter(cursor: MessageCursor) -> int:
+    """Moves to the beginning of a field's value; returns where it ends."""
+    cursor.at += 1
+    length = cursor.varint(32)
+    return cursor.at + length
+
+
 def read_entries(data: bytes) -> list[tuple[bytes, bytes]]:
     """The entries of a map in field 1, whose values are messages."""
     cursor, entries = MessageCursor(data), []
@@ -210,10 +241,10 @@ def _read_integers(body: MessageCursor) -> Array:
     if body.peek() == FIRST:
         body.at += 1
         packed = body.message()
-        octets = np.frombuffer(packed, np.uint8)
         if packed.isascii():  # All numbers have one byte.
-            return octets.astype(np.int64)
-        values, _, wrong = decode_varints(octets, np.array([len(octets)]))
+            return np.frombuffer(packed, np.uint8).astype(np.int64)
+        octets = np.frombuffer(BEFORE + packed + AFTER, np.uint8)
+        values, _, wrong = decode_varints(octets, np.array([len(packed)]))
         if wrong.any():
             raise MalformedError("a number of the list of integers is not complete")
         return values

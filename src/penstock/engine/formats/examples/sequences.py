@@ -27,6 +27,7 @@ from penstock.engine.formats.examples.features import (
     fail_at,
     splits_of,
 )
+from penstock.engine.formats.examples.heads import join_records
 from penstock.engine.formats.examples.keys import keys_of
 from penstock.engine.formats.examples.parsing import build, check_records, wanted_of
 from penstock.engine.formats.examples.ragged_features import RaggedFeature
@@ -37,6 +38,7 @@ from penstock.engine.formats.examples.reading import (
 )
 from penstock.engine.formats.examples.wire import FIRST, SECOND, Wire
 from penstock.engine.formats.examples.writing import encode_sequence_example
+from penstock.engine.heap import keep_freed_memory
 from penstock.errors import InternalError, InvalidArgumentError, InvalidTypeError
 
 Array = np.ndarray[Any, Any]
@@ -87,6 +89,7 @@ def parse_sequence_example(
     call = "io.parse_sequence_example"
     records = check_records(serialized, call)
     context, sequence = _check(context_features or {}, sequence_features or {}, call)
+    keep_freed_memory()
     columns, lists, wrong = _read(records, context, sequence)
     if wrong.any():
         usual = _encode_again(records, wrong, context, sequence, call)
@@ -152,11 +155,11 @@ def _read(
 ) -> tuple[dict[bytes, Column], dict[bytes, Lists], Array]:
     """Context features and lists, and which examples are encoded in an unusual way."""
     names, list_names = keys_of(tuple(context)), keys_of(tuple(sequence))
-    lengths = np.fromiter(map(len, records), np.int64, len(records))
-    wire = Wire(records, max(names.longest, list_names.longest), lengths)
-    start, middle, odd_context = _field(wire, FIRST, wire.starts)
-    list_start, stop, odd_lists = _field(wire, SECOND, middle)
-    wrong = odd_context | odd_lists | (stop != wire.stops)
+    wire = join_records(records, max(names.longest, list_names.longest))
+    start, middle, odd_context = _field(wire, FIRST, wire.starts, wire.stops)
+    behind, stops = wire.reach(middle)
+    list_start, stop, odd_lists = _field(wire, SECOND, behind, stops)
+    wrong = odd_context | odd_lists | (stop != stops)
     places, odd = find_entries(wire, names, start, middle)
     columns, other = decode_places(wire, context, places)
     wrong |= odd | other
@@ -165,11 +168,11 @@ def _read(
     return columns, lists, wrong | odd | other
 
 
-def _field(wire: Wire, tag: int, at: Array) -> tuple[Array, Array, Array]:
+def _field(wire: Wire, tag: int, at: Array, stops: Array) -> tuple[Array, Array, Array]:
     """The range of a field that may stand at each position, and which ones are too long."""
-    has = (wire.octets[at] == tag) & (at < wire.stops)
+    has = (wire.octets[at] == tag) & (at < stops)
     lengths, begin = wire.read_lengths(at + 1)
-    wrong = has & (begin + lengths > wire.stops)
+    wrong = has & (begin + lengths > stops)
     has &= ~wrong
     return np.where(has, begin, at), np.where(has, begin + lengths, at), wrong
 

@@ -75,17 +75,19 @@ class Wire:
     def read_lengths(self, at: Array) -> tuple[Array, Array]:
         """The lengths that stand at the positions, and where they end."""
         octets = self.octets[at]
-        if octets.max(initial=0) < 0x80:
+        if octets.tobytes().isascii():  # All of them have one byte.
             return octets, at + 1
         more = octets >> 7
         lengths, ends = (octets & 0x7F).astype(np.int64), at + 1
         for place in range(1, 5):
-            octets = self.octets[at + place] * more
-            lengths |= (octets & 0x7F).astype(np.int64) << (7 * place)
+            octets = self.octets[place:][at]
+            octets *= more
             ends += more
-            if octets.max() < 0x80:
+            np.right_shift(octets, 7, out=more)
+            octets &= 0x7F
+            lengths |= octets.astype(np.int64) << (7 * place)
+            if not is_any(more):
                 return lengths, ends
-            more = octets >> 7
         return np.where(more, _TOO_LONG, lengths), ends
 
     def split(self, starts: Array, stops: Array) -> tuple[ByteRanges, Array]:
@@ -119,6 +121,10 @@ class Wire:
             begin, end = np.minimum(begin, limits), np.minimum(end, limits)
         return ByteRanges(owners, begin, end), wrong
 
+    def reach(self, at: Array) -> tuple[Array, Array]:
+        """Where messages continue, whose fields before end at `at`; and where the messages stop."""
+        return at, self.stops
+
     def end_names(self, starts: Array, sizes: Array, stops: Array) -> Array:
         """Where names end that begin at `starts`, in entries that end at `stops`."""
         ends: Array = np.minimum(starts + sizes, stops)
@@ -129,16 +135,24 @@ class Wire:
         shape = (len(self.data) - size + 1,)
         return np.ndarray(shape, f"V{size}", self.data, strides=(1,))
 
-    def copy(self, starts: Array, stops: Array) -> Array:
-        """The bytes of all ranges, one after another."""
+    def copy(
+        self, starts: Array, stops: Array, *, before: bytes = b"", after: bytes = b""
+    ) -> Array:
+        """The bytes of all ranges, one after another, between other bytes."""
         lengths = stops - starts
         total = int(lengths.sum())
         if total and are_all(lengths == lengths[0]):
-            return self.windows(int(lengths[0]))[starts].view(np.uint8)
-        if total > _SHORT * len(starts):
-            return np.frombuffer(b"".join(self.slices(starts, stops)), np.uint8)
-        before = lengths.cumsum() - lengths
-        return self.octets[np.repeat(starts - before, lengths) + np.arange(total)]
+            octets = self.windows(int(lengths[0]))[starts].view(np.uint8)
+        elif total > _SHORT * len(starts):
+            views = self.slices(starts, stops, memoryview)
+            return np.frombuffer(b"".join([before, *views, after]), np.uint8)
+        else:
+            places = np.repeat(starts - (lengths.cumsum() - lengths), lengths)
+            octets = self.octets[places + np.arange(total)]
+        if not before and not after:
+            return octets
+        around = np.frombuffer(before + after, np.uint8)
+        return np.concatenate((around[: len(before)], octets, around[len(before) :]))
 
     def strings(self, starts: Array, stops: Array) -> Array:
         """The bytes of each range, as an array of strings."""
@@ -158,8 +172,9 @@ class Wire:
         strings[order] = by_size
         return strings
 
-    def slices(self, starts: Array, stops: Array) -> list[bytes]:
-        data = self.data
+    def slices(self, starts: Array, stops: Array, kind: type = bytes) -> list[Any]:
+        """The bytes of each range; of kind `memoryview`, they are not copied."""
+        data = self.data if kind is bytes else kind(self.data)
         places = zip(starts.tolist(), stops.tolist(), strict=False)  # Strict takes 10 % longer.
         return [data[start:stop] for start, stop in places]
 
