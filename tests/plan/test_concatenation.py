@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from penstock.data.dataset import Dataset
-from penstock.plan.concatenation import LONGEST
-from penstock.plan.nodes import Concatenate, Node
+from penstock.plan.nodes import LONGEST_ROW, Concatenate, Node
 
 
 def joined(count: int) -> Dataset:
@@ -20,7 +19,7 @@ def depth(plan: Node) -> int:
     return 1 + max(map(depth, plan.inputs), default=0)
 
 
-@pytest.mark.parametrize("count", [2, LONGEST + 1, LONGEST + 2, 2 * LONGEST + 2, 1000])
+@pytest.mark.parametrize("count", [2, LONGEST_ROW + 1, LONGEST_ROW + 2, 2 * LONGEST_ROW + 2, 1000])
 def test_the_elements_of_all_datasets_come_in_order(count: int) -> None:
     dataset = joined(count)
     assert [int(x) for x in dataset] == list(range(2 * count))
@@ -29,15 +28,15 @@ def test_the_elements_of_all_datasets_come_in_order(count: int) -> None:
 
 
 def test_a_row_of_few_is_as_it_was_written() -> None:
-    plan: Any = joined(LONGEST + 1)._plan
-    for _ in range(LONGEST):
+    plan: Any = joined(LONGEST_ROW + 1)._plan
+    for _ in range(LONGEST_ROW):
         assert isinstance(plan, Concatenate)
         assert not isinstance(plan.second, Concatenate)
         plan = plan.first
 
 
 def test_a_row_of_many_has_a_flat_plan() -> None:
-    assert depth(joined(1200)._plan) < LONGEST + 20
+    assert depth(joined(1200)._plan) < LONGEST_ROW + 20
 
 
 def test_a_row_of_many_is_resumed_and_read_further() -> None:

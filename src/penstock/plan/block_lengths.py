@@ -55,5 +55,4 @@ def _at(source: Node, move: Callable[[Lengths], Lengths]) -> Lengths | None:
 
 def tables_of(node: Node) -> list[nodes.TableRows]:
     """All tables that a plan reads."""
-    own = [node] if isinstance(node, nodes.TableRows) else []
-    return [*own, *(table for part in node.inputs for table in tables_of(part))]
+    return [one for one in nodes.walk_plan(node) if isinstance(one, nodes.TableRows)]

@@ -1,7 +1,7 @@
 """Data whose strings are joined: what a plan holds instead of many strings when it is sent.
 
 The arrays of joined strings travel as references, as all large arrays do (0038). So a machine has
-one copy of the strings, however many workers it has, and a worker makes only those that it reads.
+one copy of the strings, however many workers it has, and a worker makes only strings that it reads.
 """
 
 from __future__ import annotations
@@ -54,11 +54,10 @@ class JoinedData(Data):
 
     @property
     def spec(self) -> Any:
-        return nest.unflatten(self.rows.tree, list(map(_row_spec, self.rows.columns)))
-
-
-def _row_spec(column: Any) -> Any:
-    return TensorSpec((), string) if isinstance(column, JoinedStrings) else row_spec(column)
+        found: list[Any] = self.rows.columns
+        text = TensorSpec((), string)
+        specs = [text if isinstance(c, JoinedStrings) else row_spec(c) for c in found]
+        return nest.unflatten(self.rows.tree, specs)
 
 
 def join_strings(data: Data) -> JoinedData | None:

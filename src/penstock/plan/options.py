@@ -1,7 +1,7 @@
 """`Options`: how a dataset is run, never what it contains.
 
 Every option is declared once, as an `Option` (or an `_alias` of one). A plan contains only frozen
-options: `frozen()` returns an immutable, hashable copy.
+options: `make_frozen()` returns an immutable, hashable copy.
 """
 
 from __future__ import annotations
@@ -267,7 +267,9 @@ class OptionsBase:
     def __hash__(self) -> int:
         if not self._frozen:
             name = type(self).__name__
-            raise InvalidTypeError(f"{name}: cannot be hashed while it can change; use frozen()")
+            raise InvalidTypeError(
+                f"{name}: cannot be hashed while it can change; use make_frozen()"
+            )
         return hash((type(self), self._key()))
 
     def __repr__(self) -> str:

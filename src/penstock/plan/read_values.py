@@ -45,9 +45,7 @@ def keep_values(call: Callable[..., Any]) -> Callable[..., Any]:
     read, written = _variables(call.__code__)
     values, known = call.__globals__, vars(builtins)
     later = any(name not in values and name not in known for name in read)
-    if later or read & _SEE_ALL or read & written:
-        values = call.__globals__
-    else:
+    if not (later or read & _SEE_ALL or read & written):
         values = {name: values[name] for name in (*read, *_OF_MODULES) if name in values}
     kept = types.FunctionType(
         call.__code__, values, call.__name__, call.__defaults__, _copy_cells(call, written)

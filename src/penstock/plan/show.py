@@ -184,7 +184,7 @@ _MOST_OPERATORS = 200
 
 def draw_plan(plan: Node) -> str:
     """A plan as SVG: the last operator on top, its inputs below it, indented."""
-    rows = list(_walk(plan, 0, -1))
+    rows = list(_rows_of(plan))
     left_out = len(rows) - _MOST_OPERATORS
     rows = rows[:_MOST_OPERATORS]
     texts = [(_shorten_text(_call(node)), _shorten_text(_facts(node))) for _, _, node in rows]
@@ -203,9 +203,9 @@ def draw_plan(plan: Node) -> str:
     return "".join([*parts, "</svg>"])
 
 
-def _walk(node: Node, depth: int, parent: int) -> Iterator[tuple[int, int, Node]]:
+def _rows_of(plan: Node) -> Iterator[tuple[int, int, Node]]:
     """Depth, the number of the row above it in the tree, and the operator, row by row."""
-    stack = [(depth, parent, node)]
+    stack = [(0, -1, plan)]
     number = -1
     while stack:
         depth, parent, node = stack.pop()
@@ -229,7 +229,7 @@ def _shorten_text(text: str) -> str:
 
 
 def _draw_line(depth: int, number: int, parent: int) -> Iterator[str]:
-    """From the box of its reader, down and to the right."""
+    """A line from the box of the operator that reads it, down and to the right."""
     if parent >= 0:
         x, top, y = (depth - 1) * _INDENT + 10, parent * _STEP + _BOX, number * _STEP + _BOX // 2
         path = f"M{x} {top}V{y}H{depth * _INDENT}"

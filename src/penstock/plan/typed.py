@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import enum
 import json
-from collections.abc import Callable
 from typing import Any, TypeVar
 
 import numpy as np
@@ -125,7 +124,7 @@ class ValueEncoder:
             return {"scalar": self._array(np.asarray(value))}
         if value.dtype == object:
             return {"strings": [list(value.shape), [self.value(x) for x in value.ravel().tolist()]]}
-        value = to_native(value)  # `dtype.name` does not tell the order of the bytes.
+        value = to_native(value)  # `dtype.name` does not say the order of the bytes.
         if not is_number(value.dtype):
             raise InvalidArgumentError(f"an array of {value.dtype} cannot be sent without a pickle")
         if is_large(value) and (reference := self._refer(value)) is not None:
@@ -164,25 +163,62 @@ class ValueDecoder:
 
     def make(self, name: str, body: Json) -> Any:
         """The value of kind `name` that `body` describes."""
-        make: Callable[[Json], Any] | None = getattr(self, f"_{name}", None)
-        if name not in _KINDS or make is None:
-            raise ValueError(f"{name!r:.40} is not a kind of value")
-        return make(body)
+        match name:
+            case "enum":
+                kind, value = body
+                return _ENUMS[kind](value)
+            case "bytes":
+                return bytes(self._blob(body))
+            case "dtype":
+                return as_dtype(body)
+            case "shape":
+                return TensorShape(body)
+            case "spec":
+                return self._make_spec(body)
+            case "tree":
+                return structure_from_json(body)
+            case "data":
+                return self._make_data(*body)
+            case "new":
+                return {"Store": Store, "IterationCounter": IterationCounter}[body]()
+            case "options":
+                kind, parts = body
+                values = {part: self.value(value) for part, value in parts.items()}
+                return _OPTIONS[kind](**values).make_frozen()
+            case "list":
+                return [self.value(part) for part in body]
+            case "in":
+                tree, leaves = body
+                return nest.unflatten(structure_from_json(tree), map(self.value, leaves))
+        return self._make_array(name, body)
 
-    def _enum(self, body: Json) -> Any:
-        name, value = body
-        return _ENUMS[name](value)
+    def _make_array(self, name: str, body: Json) -> Any:
+        match name:
+            case "ragged":
+                values, splits = map(self.value, body)
+                return Ragged.from_row_splits(values, splits)
+            case "scalar":
+                return self.value(body)[()]
+            case "strings":
+                shape, values = body
+                array = np.empty(len(values), object)
+                array[:] = [self.value(value) for value in values]
+                return array.reshape(shape)
+            case "array":
+                dtype, shape, where = body
+                return np.frombuffer(self._blob(where), as_dtype(dtype).dtype).reshape(shape)
+            case "file":
+                path, size, offset, dtype, shape, strides = body
+                found = as_dtype(dtype).dtype
+                return self._resolve(
+                    FileArray(path, size, offset, found, tuple(shape), tuple(strides))
+                )
+            case "shared":
+                path, dtype, shape = body
+                return self._resolve(SharedArray(str(path), as_dtype(dtype).dtype, tuple(shape)))
+        raise ValueError(f"{name!r:.40} is not a kind of value")
 
-    def _bytes(self, body: Json) -> bytes:
-        return bytes(self._blob(body))
-
-    def _dtype(self, body: Json) -> DType:
-        return as_dtype(body)
-
-    def _shape(self, body: Json) -> TensorShape:
-        return TensorShape(body)
-
-    def _spec(self, body: Json) -> Any:
+    def _make_spec(self, body: Json) -> Any:
         match body:
             case ["dataset", element]:
                 return DatasetSpec(self.value(element))
@@ -190,67 +226,15 @@ class ValueDecoder:
                 return OptionalSpec(self.value(element))
         return spec_from_json(body)
 
-    def _tree(self, body: Json) -> Any:
-        return structure_from_json(body)
-
-    def _data(self, body: Json) -> Data:
-        tree, columns, size = body
+    def _make_data(self, tree: Json, columns: Json, size: Json) -> Data:
         made = [self.value(column) for column in columns]
         found = structure_from_json(tree)
         if len(made) != found.num_leaves or any(len(column) != size for column in made):
             raise ValueError("the columns do not fit the structure or the size")
         return Data(Chunk(found, made, size).as_read_only())
 
-    def _new(self, body: Json) -> Any:
-        return {"Store": Store, "IterationCounter": IterationCounter}[body]()
-
-    def _options(self, body: Json) -> Any:
-        name, parts = body
-        values = {part: self.value(value) for part, value in parts.items()}
-        return _OPTIONS[name](**values).make_frozen()
-
-    def _list(self, body: Json) -> list[Any]:
-        return [self.value(part) for part in body]
-
-    def _in(self, body: Json) -> Any:
-        tree, leaves = body
-        return nest.unflatten(self._tree(tree), [self.value(leaf) for leaf in leaves])
-
-    def _ragged(self, body: Json) -> Ragged:
-        values, splits = map(self.value, body)
-        return Ragged.from_row_splits(values, splits)
-
-    def _scalar(self, body: Json) -> Any:
-        return self.value(body)[()]
-
-    def _strings(self, body: Json) -> Any:
-        shape, values = body
-        array = np.empty(len(values), object)
-        array[:] = [self.value(value) for value in values]
-        return array.reshape(shape)
-
-    def _array(self, body: Json) -> Any:
-        name, shape, where = body
-        raw = np.frombuffer(self._blob(where), as_dtype(name).dtype)
-        return raw.reshape(shape)
-
-    def _file(self, body: Json) -> Any:
-        path, size, offset, name, shape, strides = body
-        dtype = as_dtype(name).dtype
-        return self._resolve(FileArray(path, size, offset, dtype, tuple(shape), tuple(strides)))
-
-    def _shared(self, body: Json) -> Any:
-        name, dtype, shape = body
-        return self._resolve(SharedArray(str(name), as_dtype(dtype).dtype, tuple(shape)))
-
     def _blob(self, where: Json) -> memoryview:
         start, length = where
         if not 0 <= start <= start + length <= len(self._blobs):
             raise ValueError("the bytes end too early")
         return self._blobs[start : start + length]
-
-
-_KINDS = frozenset(
-    "enum bytes dtype shape spec tree data new options list in ragged scalar strings array"
-    " file shared".split()
-)
