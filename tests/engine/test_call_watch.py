@@ -20,7 +20,7 @@ from penstock.engine.call_watch import (
     start_watch,
 )
 from penstock.errors import AbortedError, OpError
-from penstock.service.logic.crashes import Search
+from penstock.service.logic.worker import Search
 
 
 @pytest.fixture(autouse=True)

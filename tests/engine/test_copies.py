@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from penstock import TensorSpec, int64
-from penstock.data import Dataset
+from penstock.data import Dataset, Options
+from penstock.data.experimental.service import distribute
 from penstock.element.ragged import Ragged
 from penstock.engine.copies import copy_unowned, is_fixed, owners
 from penstock.errors import FailedPreconditionError, InvalidArgumentError, InvalidTypeError
@@ -162,16 +163,28 @@ def test_threads_may_share_an_iterator(make):
     assert sorted(found) == list(range(3000))
 
 
-def test_a_forked_child_gets_an_error_that_its_threads_are_gone():
-    iterator = iter(Dataset.range(100).map(lambda x: x).prefetch(2))
-    next(iterator)
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda d: d.map(lambda x: x).prefetch(2),
+        lambda d: d.map(lambda x: x, num_parallel_calls=2),
+        lambda d: d.map(lambda x: x, num_parallel_calls=2).with_options(
+            Options(executor="processes")
+        ),
+        lambda d: d.apply(distribute("distributed_epoch", "local://1")),
+    ],
+    ids=["prefetch", "threads", "processes", "service"],
+)
+def test_a_forked_child_cannot_continue_the_iterator_of_its_parent(make):
+    iterator = iter(make(Dataset.range(3000)))
+    assert next(iterator) == 0
     read, write = os.pipe()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Python 3.12 and JAX warn of what is tested.
         child = os.fork()
     if child == 0:
         try:
-            for _ in range(50):
+            for _ in range(2999):
                 next(iterator)
         except FailedPreconditionError as error:
             os.write(write, str(error).encode())
@@ -181,7 +194,7 @@ def test_a_forked_child_gets_an_error_that_its_threads_are_gone():
     with os.fdopen(read, "rb") as answer:
         assert b"started in another process" in answer.read()
     os.waitpid(child, 0)
-    iterator.close()
+    assert list(iterator) == list(range(1, 3000))
 
 
 @pytest.mark.parametrize(

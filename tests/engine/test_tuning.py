@@ -1,5 +1,9 @@
 """AUTOTUNE as a pure function: machines are simulated, nothing here waits."""
 
+import itertools
+from collections.abc import Callable
+from typing import NamedTuple
+
 import numpy as np
 import pytest
 
@@ -64,6 +68,13 @@ def test_calls_settle_within_three_seconds_near_the_best_number(machine, noise):
         assert rate(calls[-1]) >= 0.9 * best
 
 
+@pytest.mark.parametrize(("useful", "looks"), [(64, 30), (14, 35), (1, 25)])
+def test_numbers_beyond_the_bounds_cost_no_looks(useful, looks):
+    parallelism = Parallelism(AUTOTUNE, Budget(threads=64, nbytes=256 * MB, enabled=True))
+    calls = climbed(parallelism, lambda calls: 100.0 * min(calls, useful), rounds=100)
+    assert len(set(calls[looks:])) == 1
+
+
 def test_calls_are_tuned_again_when_the_rate_has_changed():
     parallelism = Parallelism(AUTOTUNE, PLENTY)
     climbed(parallelism, lambda calls: 100.0 * min(calls, 2))
@@ -102,25 +113,108 @@ def test_nothing_is_tuned_where_tuning_is_off():
 
 
 def note_starved(depth: Depth, times: int, seconds: float, nbytes: float) -> int:
+    """Has the thread wait for room, and the caller for an element, for as long as making it."""
     for _ in range(times):
-        depth.note_full()
-        depth.note_starved(seconds, nbytes)
+        depth.note_made(1, seconds, nbytes)
+        depth.note_blocked(seconds)
+        depth.note_starved(seconds)
     return depth.elements
 
 
 def test_depth_stays_where_elements_are_made_too_slowly():
     depth = Depth(AUTOTUNE, PLENTY)
     for _ in range(100):
-        depth.note_starved(0.1, 100)
+        depth.note_made(1, 0.1, 100)
+        depth.note_starved(0.1)
     assert depth.elements == 2
 
 
-def test_depth_grows_while_the_consumer_waits():
+def test_depth_grows_while_thread_and_caller_wait_for_each_other():
     depth = Depth(AUTOTUNE, PLENTY)
     assert depth.elements == 2
     assert note_starved(depth, 1, 0.1, 100) == 4
     assert note_starved(depth, 3, 0.1, 100) == 32
     assert note_starved(depth, 100, 0.1, 100) == 4096
+
+
+def test_the_wait_for_the_first_element_does_not_count():
+    depth = Depth(AUTOTUNE, PLENTY)
+    depth.note_starved(1.0)
+    for _ in range(100):
+        depth.note_made(1, 0.01, 100)
+        depth.note_blocked(0.1)
+    assert depth.elements == 2
+
+
+class Reading(NamedTuple):
+    """What came of a simulated reading: the depth, and when it changed last."""
+
+    depth: int
+    changed: float
+    waited: float
+    """The fraction of the last half of the time for which the caller waited."""
+
+
+def read(made_in: Callable[[], float], used_in: Callable[[], float], seconds: float) -> Reading:
+    """A thread makes elements for a caller that uses them, each in so many seconds."""
+    depth, taken = Depth(AUTOTUNE, PLENTY), list[float]()
+    ready = asked = changed = waited = 0.0
+    while asked < seconds:
+        before = depth.elements
+        room = taken[-before] if len(taken) >= before else 0.0
+        if room > ready:
+            depth.note_blocked(room - ready)
+        cost = made_in()
+        ready = max(ready, room) + cost
+        depth.note_made(1, cost, 100)
+        if ready > asked:
+            depth.note_starved(ready - asked)
+            waited += ready - asked if asked > seconds / 2 else 0.0
+        taken.append(max(ready, asked))
+        changed = taken[-1] if depth.elements != before else changed
+        asked = taken[-1] + used_in()
+    return Reading(depth.elements, changed, waited / (seconds / 2))
+
+
+def now_and_then(usual: float, rare: float, chance: float, seed: int) -> Callable[[], float]:
+    random = np.random.default_rng(seed)
+    return lambda: random.exponential(rare) if random.random() < chance else usual
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_depth_settles_within_three_seconds_where_the_caller_is_faster(seed):
+    """It may pause for some milliseconds now and then: for other work of the machine."""
+    made, used = now_and_then(0.004, 0.008, 0.2, seed), now_and_then(1e-5, 0.01, 0.001, seed + 99)
+    assert read(made, used, seconds=60).changed < 3
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_depth_suffices_where_the_caller_is_slower_and_elements_are_uneven(seed):
+    made, used = now_and_then(0.004, 0.03, 0.1, seed), now_and_then(0.01, 0.02, 0.1, seed + 99)
+    found = read(made, used, seconds=60)
+    assert found.depth <= 32
+    assert found.waited < 0.03
+
+
+def test_one_long_pause_of_the_caller_does_not_fill_the_memory():
+    pauses = itertools.chain([0.0] * 100, [60.0], itertools.repeat(0.0))
+    assert read(lambda: 0.003, lambda: next(pauses), seconds=120).depth <= 4
+
+
+def test_depth_becomes_what_a_caller_takes_at_once():
+    pauses = itertools.cycle([0.0] * 31 + [0.1])
+    found = read(lambda: 0.003, lambda: next(pauses), seconds=20)
+    assert 32 <= found.depth <= 64
+    assert found.changed < 3
+    assert found.waited < 0.02
+
+
+def test_depth_grows_also_if_elements_become_uneven_late():
+    costs = itertools.chain([0.001] * 10_000, itertools.cycle([0.001] * 19 + [0.1]))
+    found = read(lambda: next(costs), lambda: 0.01, seconds=300)
+    assert 8 <= found.depth <= 16
+    assert 100 < found.changed < 110
+    assert found.waited < 0.02
 
 
 @pytest.mark.parametrize(("nbytes", "most"), [(MB, 256), (100 * MB, 2), (10_000 * MB, 2)])
@@ -154,7 +248,7 @@ def test_the_budget_is_what_the_options_say():
 
 def test_a_depth_that_nobody_asked_for_is_larger_if_elements_cost_next_to_nothing():
     depth = Depth(16, PLENTY, guess=True)
-    depth.note_cost(1e-6, 1000)
+    depth.note_made(1, 1e-6, 1000)
     assert depth.elements == 256
     for seconds, nbytes, most in [
         (1e-3, 8, 16),
@@ -163,10 +257,10 @@ def test_a_depth_that_nobody_asked_for_is_larger_if_elements_cost_next_to_nothin
         (1e-6, MB / 50, 50),
     ]:
         depth = Depth(16, PLENTY, guess=True)
-        depth.note_cost(seconds, nbytes)
+        depth.note_made(1, seconds, nbytes)
         assert depth.elements == most
     asked = Depth(16, PLENTY)
-    asked.note_cost(1e-6, 8)
+    asked.note_made(1, 1e-6, 8)
     assert asked.elements == 16
 
 

@@ -22,39 +22,13 @@ from penstock.engine.fitting import fit_chunk
 from penstock.engine.gather import Mapped, TakeRows
 from penstock.engine.permute import BlockOrder, block_order, shuffle_index
 from penstock.engine.processes.shared_arrays import LazyRows, find_lazy_rows
-from penstock.engine.table_access import open_table, positions_of
+from penstock.engine.table_access import open_table
 from penstock.engine.user_calls import Calls
 from penstock.errors import InvalidArgumentError
+from penstock.plan import nodes
 from penstock.plan.block_lengths import tables_of
 from penstock.plan.joined_data import JoinedData
-from penstock.plan.nodes import (
-    INFINITE,
-    AssertCardinality,
-    Batch,
-    Choices,
-    Concatenate,
-    Counter,
-    Enumerate,
-    Map,
-    Node,
-    OneRepetition,
-    Prefetch,
-    Random,
-    Range,
-    Repeat,
-    Select,
-    Shard,
-    Shuffle,
-    ShuffleBlocks,
-    Skip,
-    Slices,
-    TableRows,
-    Tail,
-    Take,
-    Unbatch,
-    WithOptions,
-    Zip,
-)
+from penstock.plan.nodes import Node
 from penstock.plan.seeds import derive, derive_array, generator
 
 Epoch = tuple[int, ...]
@@ -73,59 +47,61 @@ def access(node: Node, specs: Specs, take: TakeRows = columns.take) -> Access:
     """
     read = [access(part, specs, take) for part in node.inputs]
     match node:
-        case Slices(data):
+        case nodes.Slices(data):
             chunk = data.rows if isinstance(data, JoinedData) else data.chunk
             return partial(_slices, chunk, Mapped(chunk), find_lazy_rows(chunk), take)
-        case TableRows():
+        case nodes.TableRows():
             table = open_table(node)
             return lambda index, epoch: table.read(index, take)
-        case Select():
-            return lambda index, epoch: read[0](positions_of(read[1](index, epoch)), epoch)
-        case Range(start, _, step, dtype):
+        case nodes.Select():
+            return partial(_select, read[0], read[1])
+        case nodes.Range(start, _, step, dtype):
             if not (dtype.is_integer or dtype.is_floating):
                 raise InvalidArgumentError(
                     f"Dataset.range: output_type must be a type of numbers, got {dtype.name}"
                 )
             return partial(_range, start, step, dtype.dtype)
-        case Counter(start, step, dtype):
+        case nodes.Counter(start, step, dtype):
             return partial(_counter, start, step, dtype.dtype)
-        case Random(seed, again):
+        case nodes.Random(seed, again):
             return partial(_random, seed, again)
-        case Choices(weights, seed, again):
+        case nodes.Choices(weights, seed, again):
             return partial(_choices, np.cumsum(weights) / np.sum(weights), seed, again)
-        case Map():
+        case nodes.Map():
             calls = Calls("map", node.function, signature=node.signature)
             return partial(_map, read[0], node, calls)
-        case Batch(source, size):
+        case nodes.Batch(source, size):
             collate = collate_of(node, lambda: specs(node))
             length = source.cardinality if source.cardinality >= 0 else 1 << 62
             return partial(_batch, read[0], collate, size, length)
-        case Unbatch(rows=int() as count):
+        case nodes.Unbatch(rows=int() as count):
             return partial(_unbatch, read[0], count)
-        case ShuffleBlocks():
+        case nodes.ShuffleBlocks():
             for rows in tables_of(node):
                 open_table(rows).keep_blocks(node.blocks)
             order_of = lru_cache(maxsize=2)(partial(block_order, node))
             return partial(_shuffle_blocks, read[0], node, order_of)
-        case Shuffle():
+        case nodes.Shuffle():
             return partial(_shuffle, read[0], node)
-        case Repeat(source):
+        case nodes.Repeat(source):
             if source.cardinality == 1 and source.pure and not source.by_epoch:
                 return lambda index, epoch: read[0](range(1), (*epoch, 0)).again(len(index))
             return partial(_repeat, read[0], repetition_length(source), source.by_epoch)
-        case OneRepetition(_, number):
+        case nodes.OneRepetition(_, number):
             return lambda index, epoch: read[0](index, (*epoch, number))
-        case Skip(_, count) | Tail(_, count):
+        case nodes.Skip(_, count) | nodes.Tail(_, count):
             return lambda index, epoch: read[0](scale(index, 1, count), epoch)
-        case Shard(_, shards, offset):
+        case nodes.Shard(_, shards, offset):
             return lambda index, epoch: read[0](scale(index, shards, offset), epoch)
-        case Enumerate(_, start):
-            return partial(_enumerate, read[0], start)
-        case Zip(_, tree):
-            return partial(_zip, read, tree)
-        case Concatenate(first):
+        case nodes.Enumerate(_, start):
+            return lambda index, epoch: pair(
+                leaf(array_of(scale(index, 1, start))), read[0](index, epoch)
+            )
+        case nodes.Zip(_, tree):
+            return lambda index, epoch: beside(tree, [part(index, epoch) for part in read])
+        case nodes.Concatenate(first):
             return partial(_concatenate, read[0], read[1], first.cardinality)
-        case Take() | Prefetch() | WithOptions() | AssertCardinality():
+        case nodes.Take() | nodes.Prefetch() | nodes.WithOptions() | nodes.AssertCardinality():
             return read[0]
         case _:
             raise AssertionError(f"{node.label} has no random access: {node.blocked}")
@@ -134,12 +110,12 @@ def access(node: Node, specs: Specs, take: TakeRows = columns.take) -> Access:
 def count_failing(node: Node) -> Callable[[int], int]:
     """How many elements from a position on fail, because the block that failed last has them."""
     match node:
-        case TableRows():
+        case nodes.TableRows():
             return open_table(node).count_failing
-        case Skip(source, count) | Tail(source, count):
+        case nodes.Skip(source, count) | nodes.Tail(source, count):
             below = count_failing(source)
             return lambda position: below(position + count)
-        case Take(source) | AssertCardinality(source):
+        case nodes.Take(source) | nodes.AssertCardinality(source):
             return count_failing(source)
         case _:
             return lambda position: 0
@@ -147,7 +123,7 @@ def count_failing(node: Node) -> Callable[[int], int]:
 
 def repetition_length(source: Node) -> int:
     """How many elements one repetition of a plan has."""
-    return max(source.cardinality, 1) if source.cardinality != INFINITE else 1 << 62
+    return max(source.cardinality, 1) if source.cardinality != nodes.INFINITE else 1 << 62
 
 
 @lru_cache(maxsize=256)
@@ -172,6 +148,11 @@ def _slices(
     return mapped.gather(rows, index, take)
 
 
+def _select(read: Access, positions: Access, index: Index, epoch: Epoch) -> Chunk:
+    column: Any = positions(index, epoch).columns[0]
+    return read(np.asarray(column, np.int64), epoch)
+
+
 def _range(start: int, step: int, dtype: Any, index: Index, epoch: Epoch) -> Chunk:
     return leaf(array_of(scale(index, step, start)).astype(dtype, copy=False))
 
@@ -192,7 +173,7 @@ def _choices(edges: Any, seed: int, again: bool, index: Index, epoch: Epoch) -> 
     return leaf(np.minimum(picked, len(edges) - 1))
 
 
-def _map(read: Access, node: Map, calls: Calls, index: Index, epoch: Epoch) -> Chunk:
+def _map(read: Access, node: nodes.Map, calls: Calls, index: Index, epoch: Epoch) -> Chunk:
     rows = read(index, epoch)
     numbers = array_of(index)
     if node.vectorized:
@@ -262,7 +243,7 @@ def _unbatch(read: Access, rows: int, index: Index, epoch: Epoch) -> Chunk:
     return unstacked.take(where * rows + within)
 
 
-def _shuffle(read: Access, node: Shuffle, index: Index, epoch: Epoch) -> Chunk:
+def _shuffle(read: Access, node: nodes.Shuffle, index: Index, epoch: Epoch) -> Chunk:
     length = node.cardinality
     key = key_of(node.seed, epoch, node.reshuffle)
     order = shuffle_index(index, length if length >= 0 else None, node.buffer, key)
@@ -271,7 +252,7 @@ def _shuffle(read: Access, node: Shuffle, index: Index, epoch: Epoch) -> Chunk:
 
 def _shuffle_blocks(
     read: Access,
-    node: ShuffleBlocks,
+    node: nodes.ShuffleBlocks,
     order_of: Callable[[int], BlockOrder],
     index: Index,
     epoch: Epoch,
@@ -296,17 +277,9 @@ def _repeat(read: Access, length: int, by_epoch: bool, index: Index, epoch: Epoc
     return Chunk.join(parts).take(np.argsort(order, kind="stable"))
 
 
-def _enumerate(read: Access, start: int, index: Index, epoch: Epoch) -> Chunk:
-    return pair(leaf(array_of(scale(index, 1, start))), read(index, epoch))
-
-
 def pair(numbers: Chunk, rows: Chunk) -> Chunk:
     """Numbers and elements, side by side."""
     return beside(nest.PAIR, [numbers, rows])
-
-
-def _zip(reads: list[Access], tree: nest.Tree, index: Index, epoch: Epoch) -> Chunk:
-    return beside(tree, [read(index, epoch) for read in reads])
 
 
 def beside(tree: nest.Tree, parts: list[Chunk]) -> Chunk:

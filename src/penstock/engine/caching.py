@@ -16,7 +16,7 @@ from penstock.plan.options import Options
 
 
 def cache_of(options: Options) -> FileCache | None:
-    """Where pieces of remote files are kept."""
+    """Where ranges of remote files are kept."""
     if options.cache_dir is None:
         return None
     return open_cache(options.cache_dir, options.cache_bytes)
@@ -51,9 +51,6 @@ class _CachedFiles(Stream):
     def __init__(self, stream: Stream, use: RemoteUse) -> None:
         self.inputs = (stream,)
         self._stream, self._use = stream, use
-
-    def pull(self, limit: int) -> Chunk:
-        return self.pull_needed(1, limit)
 
     def pull_needed(self, needed: int, limit: int, rows: int = 0) -> Chunk:
         before = remote_use.set(self._use)

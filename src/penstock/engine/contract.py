@@ -35,13 +35,16 @@ def copy_state(state: State) -> State:
 
 
 class Stream:
-    """One operator at work. Subclasses pull from `inputs` and keep their own state small."""
+    """One operator at work. Subclasses pull from `inputs` and keep their own state small.
+
+    They implement `pull`, or `pull_needed` if it matters to them how many elements are needed.
+    """
 
     inputs: tuple[Stream, ...] = ()
 
     def pull(self, limit: int) -> Chunk:
         """1 to `limit` elements, StopIteration at the end."""
-        raise AssertionError(f"{type(self).__name__} must say how to pull")
+        return self.pull_needed(1, limit)
 
     def pull_needed(self, needed: int, limit: int, rows: int = 0) -> Chunk:
         """Like `pull`, for a caller that can hand on nothing before it has `needed` elements.

@@ -23,9 +23,9 @@ class CallTimes(NamedTuple):
     """The time in which threads computed. The rest they waited, perhaps for each other."""
 
     def plus(self, other: CallTimes, sign: int = 1) -> CallTimes:
-        seconds = self.seconds + sign * other.seconds
-        return CallTimes(
-            self.place, self.most, seconds, self.cpu_seconds + sign * other.cpu_seconds
+        return self._replace(
+            seconds=self.seconds + sign * other.seconds,
+            cpu_seconds=self.cpu_seconds + sign * other.cpu_seconds,
         )
 
 
@@ -56,23 +56,18 @@ class Figures(NamedTuple):
         calls = self.calls or other.calls
         if self.calls is not None and other.calls is not None:
             calls = self.calls.plus(other.calls, sign)
-        return Figures(
-            self.operator,
-            self.function,
-            self.depth,
-            self.elements + sign * other.elements,
-            self.chunks + sign * other.chunks,
-            self.nbytes + sign * other.nbytes,
-            self.seconds + sign * other.seconds,
-            self.errors + sign * other.errors,
-            self.waits,
-            calls,
-            self.hint,
+        return self._replace(
+            elements=self.elements + sign * other.elements,
+            chunks=self.chunks + sign * other.chunks,
+            nbytes=self.nbytes + sign * other.nbytes,
+            seconds=self.seconds + sign * other.seconds,
+            errors=self.errors + sign * other.errors,
+            calls=calls,
         )
 
 
 def own_seconds(rows: Sequence[Figures]) -> list[float]:
-    """The time in the pulls of each operator, without the pulls of those below it."""
+    """The time in the pulls of each operator, without the pulls of the operators below it."""
     own = [row.seconds for row in rows]
     path: list[int] = []
     for number, row in enumerate(rows):

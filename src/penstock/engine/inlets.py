@@ -112,7 +112,7 @@ class Inlet:
         self._rest: Chunk | None = None
         self._error: Exception | None = None
         self.place = self._marked.place()
-        """Where the chunk stood that was pulled last."""
+        """The place of the chunk that was pulled last."""
 
     @property
     def count(self) -> int:
@@ -210,7 +210,7 @@ class Demand:
 
 
 def discard(stream: Stream | Inlet, count: int) -> int:
-    """Pulls `count` elements (a failed one counts as well); gives how many of them were missing."""
+    """Pulls `count` elements (a failed one counts as well); returns how many were missing."""
     while count > 0:
         try:
             count -= len(stream.pull(count))

@@ -7,6 +7,7 @@ states that its operators saved. Prefetching and parallel calls leave no trace i
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
 
@@ -37,7 +38,6 @@ from penstock.engine.streams import (
     ordering,
     packing,
     sources,
-    unordered,
     windowing,
 )
 from penstock.engine.tuning import Budget, Depth, Parallelism, cores
@@ -95,14 +95,10 @@ def open_plan(node: Node, state: State, context: Context) -> Stream:
 
 def chunks_of(plan: Node, context: Context) -> Iterator[Chunk]:
     """All elements of a plan, from its start, for code that stores them."""
-    stream = with_cache(open_plan(prepare(plan), None, context), context.options)
-    try:
+    opened = with_cache(open_plan(prepare(plan), None, context), context.options)
+    with closing(opened) as stream, suppress(StopIteration):
         while True:
             yield stream.pull(_STORED_AT_ONCE)
-    except StopIteration:
-        return
-    finally:
-        stream.close()
 
 
 def _open_operator(node: Node, state: State, context: Context) -> Stream:
@@ -112,7 +108,7 @@ def _open_operator(node: Node, state: State, context: Context) -> Stream:
     """
     match node:
         case nodes.Cache(source):
-            return buffering.CacheStream(node, partial(_open_input, source, context), state)
+            return buffering.CacheStream(node, lambda at: open_plan(source, at, context), state)
         case nodes.Snapshot(source):
             return buffering.snapshot(node, source, context, open_plan, state)
         case nodes.Distribute():
@@ -229,10 +225,6 @@ def _over(node: Node, streams: tuple[Stream, ...], own: State, context: Context)
             raise AssertionError(f"no stream for {node.label}")
 
 
-def _open_input(node: Node, context: Context, state: State) -> Stream:
-    return open_plan(node, state, context)
-
-
 def _repeat(
     node: nodes.Repeat, own: State, state: State, context: Context
 ) -> ordering.RepeatStream:
@@ -252,10 +244,10 @@ def _repeat(
 def _concatenate(node: nodes.Concatenate, own: State, state: State, context: Context) -> Stream:
     which, *known = own
     sequels, context = _sequels(node.second, known, context)
-    opens = [
-        partial(_open_input, part, context) for part in (node.first, nodes.Branch(node.second, 1))
-    ]
-    return merging.ConcatenateStream(opens, which, state, sequels)
+    parts = (node.first, nodes.Branch(node.second, 1))
+    return merging.ConcatenateStream(
+        lambda number, at: open_plan(parts[number], at, context), which, state, sequels
+    )
 
 
 def _mix(node: nodes.Mix, own: State, states: list[State], context: Context) -> Stream:
@@ -367,7 +359,7 @@ def _interleave(
         # A state without a log was saved in order, so it resumes in order.
         make = interleaving.InterleaveStream
     else:
-        make = partial(unordered.UnorderedInterleaveStream, ordered=ordered)
+        make = partial(interleaving.UnorderedInterleaveStream, ordered=ordered)
     return make(
         node,
         source,

@@ -17,8 +17,8 @@ from penstock.element import nest
 from penstock.element.chunk import Chunk
 from penstock.element.columns import Array
 from penstock.engine.formats.arrow_columns import ArrowBlock, specs_of
-from penstock.engine.formats.extras import load_extra
-from penstock.engine.formats.tables import Selection
+from penstock.engine.formats.extras import arrow
+from penstock.engine.formats.tables import Selection, TableReader
 from penstock.engine.processes.shared_arrays import find_lazy_rows
 from penstock.plan.nodes import Data
 
@@ -73,14 +73,13 @@ def serialize(schema: Any, batches: list[Any]) -> Array:
 
 
 def _without_dictionaries(schema: Any) -> Any:
-    arrow = load_extra("pyarrow", "Dataset")
     is_dictionary = arrow.types.is_dictionary
     kinds = [f.type.value_type if is_dictionary(f.type) else f.type for f in schema]
     fields = [field.with_type(kind) for field, kind in zip(schema, kinds, strict=True)]
     return arrow.schema(fields)
 
 
-class MemoryReader:
+class MemoryReader(TableReader):
     """The blocks of a table in memory."""
 
     footer = 0
@@ -93,8 +92,8 @@ class MemoryReader:
             self._batches = None
             self._bytes, self._lazy = data.chunk.columns[0], find_lazy_rows(data.chunk)
             self._starts = self._find_messages()
-            self.schema = load_extra("pyarrow.ipc", "Dataset").read_schema(self._message(0))
-        self.blocks: tuple[int, ...] = ()
+            self.schema = arrow.ipc.read_schema(self._message(0))
+        self.blocks = ()
         self.specs = specs_of(self.schema)
 
     def _require(self, places: range) -> None:
@@ -113,17 +112,13 @@ class MemoryReader:
     def _message(self, number: int) -> Any:
         start, stop = self._starts[number], self._starts[number + 1]
         self._require(range(start, stop))
-        return load_extra("pyarrow", "Dataset").py_buffer(self._bytes[start:stop])
-
-    def prefetch(self, number: int, ahead: int, selection: Selection) -> bool:
-        return True
+        return arrow.py_buffer(self._bytes[start:stop])
 
     def read(self, number: int, first: int, selection: Selection) -> ArrowBlock:
         if self._batches is not None:
             batch = self._batches[number]
         else:
-            ipc = load_extra("pyarrow.ipc", selection.call)
-            batch = ipc.read_record_batch(self._message(number + 1), self.schema)
+            batch = arrow.ipc.read_record_batch(self._message(number + 1), self.schema)
         return ArrowBlock(batch, first, selection, mapped=True)
 
     def close(self) -> None:

@@ -93,19 +93,16 @@ class Meter:
 
     def read(self, depth: int) -> Figures:
         """What it has counted so far."""
-        operator, function, *_, hint = described = self._description
-        return Figures(
-            operator,
-            function,
-            depth,
-            self.elements,
-            self.chunks,
-            self.nbytes,
-            self.seconds + self.running,
-            self.errors,
-            described.waits and self.below is None,
-            None if self.calls is None else self.calls(),
-            hint,
+        described = self._description
+        return described._replace(
+            depth=depth,
+            elements=self.elements,
+            chunks=self.chunks,
+            nbytes=self.nbytes,
+            seconds=self.seconds + self.running,
+            errors=self.errors,
+            waits=described.waits and self.below is None,
+            calls=None if self.calls is None else self.calls(),
         )
 
 
@@ -193,9 +190,6 @@ class Tap(Stream):
         self._first = first
         self._numbers_end_here = numbers_end_here
         self._ended = False
-
-    def pull(self, limit: int) -> Chunk:
-        return self.pull_needed(1, limit)
 
     def pull_needed(self, needed: int, limit: int, rows: int = 0) -> Chunk:
         if self._ended:

@@ -80,6 +80,7 @@ class ParallelMapStream(FedStream):
 
     def pull(self, limit: int) -> Chunk:
         while not len(self._results):
+            self._pool.check()  # A forked child would wait for tasks of its parent's processes.
             self._finish_task()
             self._submit()
             if not self._tasks:

@@ -7,6 +7,7 @@ for a shuffle by blocks.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from itertools import pairwise
 
@@ -33,7 +34,7 @@ def shuffle_index(index: Index, length: int | None, buffer: int, key: int) -> Ar
     blocks of the second layer lie across the borders of the first.
     """
     if isinstance(index, range) and index.step == 1 and len(index) >= _MANY:
-        return _consecutive(index, length, buffer, key)
+        return _cut(index, _STRETCH, lambda number: _stretch(number, length, buffer, key))
     positions = array_of(index)
     if length is not None and buffer >= length:
         return permute_block(positions, length, key)
@@ -43,12 +44,12 @@ def shuffle_index(index: Index, length: int | None, buffer: int, key: int) -> Ar
     return _layer(middle, length, first, 0, derive(key, 1))
 
 
-def _consecutive(index: range, length: int | None, buffer: int, key: int) -> Array:
-    """Cuts the positions from whole stretches; the last stretches are cached for iteration."""
-    first, last = index.start // _STRETCH, (index.stop - 1) // _STRETCH
-    parts = [_stretch(number, length, buffer, key) for number in range(first, last + 1)]
+def _cut(index: range, size: int, stretch: Callable[[int], Array]) -> Array:
+    """Cuts the positions from whole stretches of `size`, which are cached for iteration."""
+    first, last = index.start // size, (index.stop - 1) // size
+    parts = [stretch(number) for number in range(first, last + 1)]
     whole = parts[0] if len(parts) == 1 else np.concatenate(parts)
-    return whole[index.start - first * _STRETCH : index.stop - first * _STRETCH]
+    return whole[index.start - first * size : index.stop - first * size]
 
 
 @lru_cache(maxsize=4)
@@ -197,9 +198,7 @@ class BlockOrder:
         """The elements at some positions."""
         if not isinstance(index, range) or index.step != 1 or len(index) >= _BLOCKS_STRETCH:
             return self._find(array_of(index))
-        first, last = index.start // _BLOCKS_STRETCH, (index.stop - 1) // _BLOCKS_STRETCH
-        whole = np.concatenate([self._stretch(number) for number in range(first, last + 1)])
-        return whole[index.start - first * _BLOCKS_STRETCH : index.stop - first * _BLOCKS_STRETCH]
+        return _cut(index, _BLOCKS_STRETCH, self._stretch)
 
     def _stretch(self, number: int) -> Array:
         """The elements at many neighbouring positions; the last two are cached for iteration."""

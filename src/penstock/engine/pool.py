@@ -31,6 +31,18 @@ _EXIT_SECONDS = 2.0
 Task = tuple["Future[Any]", Callable[[], Any]]
 
 
+def check_process(started_in: int) -> None:
+    """Raises FailedPreconditionError if this process is not `started_in` but a fork of it.
+
+    A forked child has none of the threads of its parent, and would read from its connections.
+    """
+    if os.getpid() != started_in:
+        raise FailedPreconditionError(
+            "Iterator: it was started in another process, and its threads and connections belong "
+            "to that one; make a new iterator here, and hand over a state with state_dict()"
+        )
+
+
 class Pool:
     """At most `most` calls at once, each in a thread, in the order in which they came.
 
@@ -66,11 +78,8 @@ class Pool:
         return [thread.ident for thread in self._threads if thread.ident is not None]
 
     def check(self) -> None:
-        if os.getpid() != self._process:
-            raise FailedPreconditionError(
-                "Iterator: it was started in another process and its threads are not in this one; "
-                "make a new iterator here, and hand over a state with state_dict()"
-            )
+        """Raises FailedPreconditionError in a forked child."""
+        check_process(self._process)
 
     def _start(self) -> None:
         thread = threading.Thread(

@@ -49,17 +49,12 @@ class _Ahead:
         outside the lock, because the old and the new value then name the same place."""
         self.notify: Callable[[], None] = lambda: None
         self.demand = Demand(nbytes=4 << 20)
-        self.seconds_each = 1.0
-        self.nbytes_each = 1.0
 
     def run(self) -> None:
         """Fills the buffer until `stopping` is set, an element fails, or the source ends."""
         while True:
             with self.changed:
-                while not self.stopping and self.elements >= self.depth.elements:
-                    self.depth.note_full()
-                    while not self.changed.wait(_LOOK_SECONDS) and not self.stopping:
-                        pass
+                self._wait_for_room()
                 if self.stopping:
                     return
                 self.pulling = True
@@ -72,24 +67,38 @@ class _Ahead:
             except BaseException as error:
                 # Also KeyboardInterrupt and the like: the caller waits for a result.
                 result = error
-            self._measure(result, time.perf_counter() - started)
+            seconds = time.perf_counter() - started
+            if isinstance(result, Chunk):
+                self.demand.record(result, seconds)
             with self.changed:
                 self.pulling = False
                 self.ready.append((place, result))
                 if isinstance(result, Chunk):
                     self.elements += len(result)
-                    self.depth.note_cost(self.seconds_each, self.nbytes_each)
+                    self.depth.note_made(len(result), seconds, result.nbytes)
                     self.at = place.after(len(result))
                 self.changed.notify_all()
             self.notify()
             if not isinstance(result, Chunk):
                 return
 
-    def _measure(self, result: Chunk | BaseException, seconds: float) -> None:
-        if isinstance(result, Chunk):
-            self.demand.record(result, seconds)
-            self.seconds_each = seconds / len(result)
-            self.nbytes_each = result.nbytes / len(result)
+    def _wait_for_room(self) -> None:
+        """Blocks until an element may be pulled, or `stopping` is set; called under the lock."""
+        if self.elements < self.depth.elements:
+            return
+        started = time.perf_counter()
+        while not self.stopping and self.elements >= self.depth.elements:
+            self.changed.wait(_LOOK_SECONDS)
+        self.depth.note_blocked(time.perf_counter() - started)
+
+    def wait_until_ready(self) -> None:
+        """Blocks until there is a result, or `stopping` is set; called under the lock."""
+        if self.ready:
+            return
+        started = time.perf_counter()
+        while not self.ready and not self.stopping:
+            self.changed.wait()
+        self.depth.note_starved(time.perf_counter() - started)
 
     def stop(self) -> None:
         """Makes `run` return.
@@ -156,13 +165,9 @@ class PrefetchStream(Stream):
         if not ahead.ready:
             self._start()
         with ahead.changed:
+            ahead.wait_until_ready()
             if not ahead.ready:
-                ahead.depth.note_starved(ahead.seconds_each, ahead.nbytes_each)
-                ahead.changed.notify_all()
-            while not ahead.ready:
-                if ahead.stopping:
-                    raise StopIteration  # Another thread closes the iteration.
-                ahead.changed.wait()
+                raise StopIteration  # Another thread closes the iteration.
             place, result = ahead.ready.popleft()
         if isinstance(result, Chunk):
             return place, result

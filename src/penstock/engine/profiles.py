@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from penstock.engine.advice import AHEAD, SPREAD, advise_calls, advise_single_calls
 from penstock.engine.figures import CallTimes, Figures, WorkerFigures, own_seconds
@@ -143,7 +144,7 @@ class Profile:
                 f"{share:.0%} of the time: "
                 "send fewer bytes, or raise Options.service.reader_memory"
             )
-        return _name_bottleneck(worst, rows, f"{_count(workers)}", _advise_workers(worst.advice))
+        return _name_bottleneck(worst, rows, _count(workers), _advise_workers(worst.advice))
 
     def __str__(self) -> str:
         names = ["  " * row.depth + _place_name(row) for row in self.operators]
@@ -209,7 +210,8 @@ def make_profile(
         else:
             rows.append(_add_workers(made, meter, meter.workers))
             found = list(meter.workers.rows(row.depth + 1))
-            rows += _worker_rows(found, meter.workers.count)
+            pairs = zip(found, own_seconds(found), strict=True)
+            rows += [_make_row(*pair, workers=meter.workers.count) for pair in pairs]
     return Profile(tuple(rows), seconds, meters.retries.count, waited)
 
 
@@ -221,35 +223,12 @@ def _add_workers(row: OperatorProfile, meter: Meter, workers: WorkerFigures) -> 
     return replace(row, note=note, busiest=workers.busiest, call=call, call_seconds=seconds)
 
 
-def _worker_rows(figures: Sequence[Figures], workers: int) -> Iterator[OperatorProfile]:
-    for row, own in zip(figures, own_seconds(figures), strict=True):
-        yield _make_row(row, own, workers=workers)
-
-
-def _make_row(
-    row: Figures,
-    own: float,
-    note: str = "",
-    drawn: dict[str, Drawn] | None = None,
-    workers: int = 0,
-) -> OperatorProfile:
+def _make_row(row: Figures, own: float, **more: Any) -> OperatorProfile:
+    """A line of a profile: figures, and in `more` what figures do not say."""
     busy = 0.0 if row.waits else own
-    return OperatorProfile(
-        operator=row.operator,
-        depth=row.depth,
-        elements=row.elements,
-        chunks=row.chunks,
-        nbytes=row.nbytes,
-        busy=busy,
-        wait=row.seconds - busy,
-        note=note,
-        drawn={} if drawn is None else drawn,
-        errors=row.errors,
-        function=row.function,
-        workers=workers,
-        calls=row.calls,
-        hint=row.hint,
-    )
+    figures = row._asdict()
+    del figures["seconds"], figures["waits"]
+    return OperatorProfile(busy=busy, wait=row.seconds - busy, **figures, **more)
 
 
 def merge_profiles(profiles: Iterable[Profile]) -> Profile:

@@ -33,8 +33,10 @@ class Results:
         self._waiting: list[Any] = []
         self._made: Chunk | None = None
         """Elements that came as a chunk; then no other elements are waiting."""
-        self._numbers: tuple[int, Array] | None = None
-        self._first_place: tuple[int, Place] | None = None
+        self._begun = ordinal
+        """The number of the first result that was added last, for the two fields below."""
+        self._numbers: Array | None = None
+        self._first_place: Place | None = None
         self._failures = 0
         self._kind: Any = None
         tried = calls.function.returns
@@ -60,8 +62,7 @@ class Results:
         """
         assert not len(self)
         self._waiting, self._failures = results, failures
-        self._first_place = None if place is None else (self.ordinal, place)
-        self._numbers = None if numbers is None else (self.ordinal, numbers)
+        self._begun, self._first_place, self._numbers = self.ordinal, place, numbers
 
     def add_chunk(self, made: Chunk, numbers: Array | None = None) -> None:
         """Adds results without a failure, and without lists, as a chunk."""
@@ -97,9 +98,8 @@ class Results:
 
     def _add_numbers(self, chunk: Chunk) -> Chunk:
         """Adds the numbers of its elements to the chunk that is handed on next."""
-        if self._numbers is not None:
-            first, numbers = self._numbers
-            chunk = chunk.with_numbers(numbers[self.ordinal - first :][: len(chunk)])
+        if (numbers := self._next_numbers()) is not None:
+            chunk = chunk.with_numbers(numbers[: len(chunk)])
         self.ordinal += len(chunk)
         return chunk
 
@@ -116,7 +116,7 @@ class Results:
 
     def _drop_failed(self) -> Exception:
         self._failures -= 1
-        error = put_turn(self._waiting[0].error, self._number())
+        error = put_turn(self._waiting[0].error, self._next_numbers())
         self._add_origin(error, self.ordinal, self._place())
         self.ordinal += 1
         self._waiting = self._waiting[1:]
@@ -124,17 +124,12 @@ class Results:
 
     def _place(self) -> Place | None:
         """The place of the argument of the next result, if it is known."""
-        if self._first_place is None:
-            return None
-        first, place = self._first_place
-        return place.after(self.ordinal - first)
+        place = self._first_place
+        return None if place is None else place.after(self.ordinal - self._begun)
 
-    def _number(self) -> Array | None:
-        """The number of the next element, if it has one."""
-        if self._numbers is None:
-            return None
-        first, numbers = self._numbers
-        return numbers[self.ordinal - first :]
+    def _next_numbers(self) -> Array | None:
+        """The numbers of the elements that are waiting, if they have some."""
+        return None if self._numbers is None else self._numbers[self.ordinal - self._begun :]
 
     def _chunk(self, elements: list[Any]) -> Chunk:
         chunk = Chunk.of(elements, self.where, self.ordinal)
@@ -190,8 +185,8 @@ class Results:
 
     def _drop_misfit(self) -> Exception:
         """Drops the next element, which does not fit, and returns its error."""
-        number = self._number()
-        return put_turn(self._misfit(), number)
+        numbers = self._next_numbers()
+        return put_turn(self._misfit(), numbers)
 
     def _misfit(self) -> Exception:
         element, ordinal = self._waiting[0], self.ordinal

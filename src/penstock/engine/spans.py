@@ -31,6 +31,7 @@ class SpanRecorder:
         self._spans: deque[tuple[str, str, str, float, float, int]] = deque(maxlen=MOST)
         """Group, track, name, start, seconds and elements. Appending is atomic."""
         self._count = 0
+        """Threads count without a lock: a lost count only makes `dropped_count` too small."""
 
     def add(self, group: str, track: str, name: str, seconds: float, elements: int) -> None:
         """Adds a span that ends now."""
@@ -79,7 +80,6 @@ class SpanRecorder:
         ]
 
     def write(self, path: str | os.PathLike[str]) -> None:
-        """Writes the file."""
         content = {"displayTimeUnit": "ms", "traceEvents": self.events()}
         with open(path, "w", encoding="utf-8") as file:
             json.dump(content, file)

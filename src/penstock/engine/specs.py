@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -168,9 +169,9 @@ class _Probe:
 
     def _samples(self, node: Node) -> list[Any]:
         context = Context(self._environment, options=Options(executor="inline"))
-        stream = open_plan(self._light(node), None, replace(context, meters=context.meters.inner()))
+        context = replace(context, meters=context.meters.inner())
         found: list[Any] = []
-        try:
+        with closing(open_plan(self._light(node), None, context)) as stream:
             for _ in range(_TRIED):
                 try:
                     found += stream.pull(2 - len(found)).elements()
@@ -180,8 +181,6 @@ class _Probe:
                     continue
                 if len(found) == 2:
                     break
-        finally:
-            stream.close()
         return found
 
     def _light(self, node: Node) -> Node:

@@ -25,7 +25,7 @@ from penstock.engine.contract import State
 from penstock.errors import InvalidArgumentError, OpError
 
 MARK = "penstock"
-"""The only key of a dict that stands for something else."""
+"""The only key of a dict that encodes another value."""
 
 _LEAVES = (bytes, np.generic, np.ndarray, Ragged)
 _PLAIN = (type(None), bool, int, float, str)
@@ -116,7 +116,7 @@ def _decode_checked(state: State, known: Sequence[Any]) -> State:
 
 
 def _decode(state: State, known: Sequence[Any]) -> State:
-    """`known`: the elements that a list of numbers stands for."""
+    """`known`: the elements, by the numbers that take their place in a list."""
     if type(state) is list:
         return [_decode(item, known) for item in state]
     if type(state) is not dict:

@@ -12,16 +12,15 @@ import threading
 import weakref
 from collections import OrderedDict
 from copy import copy
-from typing import Any
 
 import numpy as np
 
 from penstock.element.chunk import Chunk
-from penstock.element.columns import Array
 from penstock.element.index import Index, array_of
 from penstock.engine.formats import TABLES
 from penstock.engine.formats.files import FileVersion, has_changed, version_of
-from penstock.engine.formats.tables import Selection, TableBlock, TableReader, TakeRows
+from penstock.engine.formats.tables import Selection, TableBlock, TableReader
+from penstock.engine.gather import TakeRows
 from penstock.engine.memory_tables import MemoryReader
 from penstock.errors import DataLossError, FailedPreconditionError, NotFoundError
 from penstock.plan.nodes import TableFile, TableRows
@@ -50,6 +49,7 @@ _Stamp = tuple[int, int]
 
 _tables: weakref.WeakKeyDictionary[TableRows, TableAccess] = weakref.WeakKeyDictionary()
 _tables_lock = threading.Lock()
+"""Guards `_tables`."""
 
 
 def open_table(node: TableRows) -> TableAccess:
@@ -63,7 +63,11 @@ def open_table(node: TableRows) -> TableAccess:
 
 
 class TableAccess:
-    """The rows of a table by position. `_lock` guards the open files and the cache."""
+    """The rows of a table by position. `_lock` guards the open files and the cache.
+
+    Threads change `_checked` and `_rows` without it: then a mapped file is compared once more than
+    needed, or some rows later.
+    """
 
     def __init__(self, node: TableRows) -> None:
         self._call, self._options = node.call, dict(node.options)
@@ -303,9 +307,3 @@ class _WasteMeter:
                 self._blocks,
                 self._used,
             )
-
-
-def positions_of(chunk: Chunk) -> Array:
-    """The positions that are the elements of a chunk."""
-    column: Any = chunk.columns[0]
-    return np.asarray(column, np.int64)

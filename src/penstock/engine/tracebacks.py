@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from penstock.errors import InternalError, OpError
 
-_FOLDER = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+OWN_FOLDER = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 """The frames of penstock are those of files in this folder."""
 
 _Error = TypeVar("_Error", bound=BaseException)
@@ -48,7 +48,7 @@ def fold(error: _Error, unless: str = FULL) -> _Error:
 def users_level() -> int:
     """The `stacklevel` of a warning of this function's caller that leads to the user's code."""
     level, frame = 1, sys._getframe(1)
-    while frame.f_back and frame.f_code.co_filename.startswith(_FOLDER):
+    while frame.f_back and frame.f_code.co_filename.startswith(OWN_FOLDER):
         level, frame = level + 1, frame.f_back
     return level
 
@@ -99,7 +99,7 @@ def _without_own_frames(trace: TracebackType | None) -> TracebackType | None:
     kept: list[TracebackType] = []
     is_called_by_others = False
     while trace is not None:
-        is_own = trace.tb_frame.f_code.co_filename.startswith(_FOLDER)
+        is_own = trace.tb_frame.f_code.co_filename.startswith(OWN_FOLDER)
         if not is_own or "__tracebackhide__" not in trace.tb_frame.f_locals:
             if is_called_by_others or not is_own:
                 kept.append(trace)

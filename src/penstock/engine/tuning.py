@@ -57,10 +57,10 @@ class Budget:
 
 
 class Depth:
-    """How many elements to keep ready. Grows when the caller finds none, within the budget.
+    """How many elements to keep ready. Grows if more of them would have saved time.
 
-    It grows only if there were as many before: where elements are made too slowly for the caller,
-    more of them would never be ready.
+    That is so if the thread that makes them has waited for room, and the caller then for an
+    element. A caller that never gives the thread a rest gains nothing from more elements.
 
     A fixed depth grows only while its elements cost next to nothing: handing a number from
     thread to thread costs more than making it, so some are handed over at once. It does so at the
@@ -73,34 +73,56 @@ class Depth:
         self._budget = budget
         self.elements = max(1, size) if size != AUTOTUNE else 2
         self._starved = 0
-        self._was_full = False
+        self._seconds_each = self._nbytes_each = 1.0
+        self._seconds = 0.0
+        """For how long the thread has worked and waited; old seconds count less."""
+        self._blocked = 0.0
+        """For how long it has waited for room, and the caller not yet for an element."""
+        self._lost = 0.0
+        """How much time more elements would have saved since the depth grew."""
 
-    def note_full(self) -> None:
-        """Notes that so many elements are ready."""
-        self._was_full = True
-
-    def note_starved(self, seconds_each: float, nbytes_each: float) -> None:
-        """Notes that the caller had to wait for elements that cost this much each."""
-        self._starved += 1
-        if self._fixed is None:
-            if self._budget.enabled and self._was_full:
-                self._was_full = False
-                most = int(self._budget.nbytes / max(nbytes_each, 1))
-                self.elements = max(2, min(2 * self.elements, most, 4096))
-        elif self._starved >= _STARVED_OFTEN:
-            most = min(2 * self.elements, _most_cheap(seconds_each, nbytes_each), 1024)
-            self.elements = max(self._fixed, most)
-
-    def note_cost(self, seconds_each: float, nbytes_each: float) -> None:
-        """Notes what the elements cost that were made last."""
+    def note_made(self, elements: int, seconds: float, nbytes: float) -> None:
+        """Notes how many elements the thread has made, in how much time, and their size."""
+        self._seconds += seconds
+        self._seconds_each, self._nbytes_each = seconds / elements, nbytes / elements
         if self._guess and self._fixed is not None and self.elements < _GUESSED_MOST:
-            most = min(_most_cheap(seconds_each, nbytes_each), _GUESSED_MOST)
-            self.elements = max(self._fixed, most)
+            self.elements = max(self._fixed, min(self._most_cheap(), _GUESSED_MOST))
+
+    def note_blocked(self, seconds: float) -> None:
+        """Notes for how long the thread had to wait for room."""
+        self._seconds += seconds
+        self._blocked += seconds
+
+    def note_starved(self, seconds: float) -> None:
+        """Notes for how long the caller had to wait for an element."""
+        self._starved += 1
+        saved = min(self._blocked, seconds)
+        self._blocked -= saved
+        self._lost += saved
+        if self._fixed is None:
+            self._grow_if_time_was_lost()
+        elif self._starved >= _STARVED_OFTEN:
+            self.elements = max(self._fixed, min(2 * self.elements, self._most_cheap(), 1024))
+
+    def _grow_if_time_was_lost(self) -> None:
+        if self._seconds > _LATELY:
+            self._seconds, self._lost = self._seconds / 2, self._lost / 2
+        if self._budget.enabled and self._lost > _MOST_LOST * self._seconds:
+            most = int(self._budget.nbytes / max(self._nbytes_each, 1))
+            self.elements = max(2, min(2 * self.elements, most, 4096))
+            self._lost = self._blocked = 0.0
+
+    def _most_cheap(self) -> int:
+        """How many elements cost next to nothing together."""
+        in_time = int(_CHEAP / max(self._seconds_each, 1e-7))
+        return min(in_time, int((1 << 20) / max(self._nbytes_each, 1)))
 
 
-def _most_cheap(seconds_each: float, nbytes_each: float) -> int:
-    """How many elements cost next to nothing together."""
-    return min(int(_CHEAP / max(seconds_each, 1e-7)), int((1 << 20) / max(nbytes_each, 1)))
+_MOST_LOST = 0.02
+"""The depth grows if this fraction of the time could be saved."""
+
+_LATELY = 10.0
+"""Seconds over which that fraction is measured."""
 
 
 class Parallelism:
@@ -166,9 +188,10 @@ class Parallelism:
     def _try_next(self) -> None:
         up = min(self.most, max(self._kept + 1, int((1.5 if self._failed else 2) * self._kept)))
         down = max(1, self._kept - 1)
-        first, second = (down, up) if self._failed % 2 else (up, down)
-        self.calls = first if first != self._kept else second
+        self.calls = down if self._failed % 2 else up
         self._tried = []
+        if self.calls == self._kept:
+            self._failed += 1  # There is no such number.
 
     def _watch(self, rate: float) -> None:
         """Tries other numbers again if the rate has changed for a while."""

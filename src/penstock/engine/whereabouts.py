@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 from penstock.engine.calling import Calling
 from penstock.engine.contract import Stream
 from penstock.engine.pool import Pool
+from penstock.engine.tracebacks import OWN_FOLDER
 from penstock.engine.user_calls import Calls
 
-_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _LIBRARIES = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
 """Where the standard library is, and installed packages."""
 
@@ -51,7 +51,7 @@ def _search(thread: int, frames: dict[int, FrameType], seen: set[int]) -> Wherea
             return Whereabouts(owner.function_elsewhere)
         waits += _threads_of(owner)
         name = frame.f_code.co_filename
-        if name.startswith(_OURS):
+        if name.startswith(OWN_FOLDER):
             if outside:
                 return Whereabouts(outside)
         elif not name.startswith((_LIBRARIES, "<frozen")):

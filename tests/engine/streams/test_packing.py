@@ -112,7 +112,7 @@ def test_open_rows_let_go_of_chunks_that_are_used_up(monkeypatch):
     stream = packing.PackStream(plan, opened(plan.input), None)
     stream._pack(stream._read(100), 100)
     assert stream._open
-    assert all(row.pieces[0][0].base is None for row in stream._open)
+    assert all(row.views[0][0].base is None for row in stream._open)
     assert drained(opened(plan), 3) == model(plan)
 
 

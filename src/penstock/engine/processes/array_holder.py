@@ -51,6 +51,9 @@ class ArrayHolder:
     ) -> None:
         self.memory = memory
         self._read, self._unit = read, max(unit // BLOCK, 1)
+        self._writing = threading.Lock()
+        """Held while blocks are written. The kernel writes to a file by one thread at a time, and
+        threads that wait for it inside the kernel use up their cores."""
         self._changed = threading.Condition()
         self._claimed = np.zeros(memory.blocks, np.bool_)  #: guarded by _changed
         """Blocks that a thread is filling."""
@@ -106,7 +109,9 @@ class ArrayHolder:
         for begin in range(first, stop, step):
             start, end = begin * BLOCK, min(min(begin + step, stop) * BLOCK, self.memory.size)
             try:
-                self.memory.write(begin, self._read(start, end))
+                data = self._read(start, end)
+                with self._writing:
+                    self.memory.write(begin, data)
             except OpError:
                 raise  # Some are also OSErrors.
             except OSError as error:

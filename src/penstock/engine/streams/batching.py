@@ -185,9 +185,6 @@ class UnbatchStream(FedStream):
         self._per_element = 1 << 30
         self._given = 0
 
-    def pull(self, limit: int) -> Chunk:
-        return self.pull_needed(1, limit)
-
     def pull_needed(self, needed: int, limit: int, rows: int = 0) -> Chunk:
         while self._rows is None or self._given >= self._rows.size:
             self._pull_rows(needed, limit)

@@ -1,7 +1,7 @@
 """Merging operators that choose the input of each element: `choose_from_datasets` and `mix`.
 
 What one pull hands on is decided in two steps: each input gives elements for its choices, then the
-choices before the first one that cannot be served yet are used, and the rest is taken back.
+choices before the first that cannot be served yet are used, and the rest is taken back.
 """
 
 from __future__ import annotations
@@ -325,7 +325,7 @@ def _one_period(weights: Weights) -> Array:
 class DrawOrder:
     """The sources of all draws from now on; at least one weight is not 0.
 
-    `counts` are the draws from each source since the first one that these weights decided.
+    `counts` are the draws from each source since these weights decide.
     """
 
     def __init__(self, weights: Weights, counts: Sequence[int] | None = None) -> None:

@@ -136,30 +136,29 @@ class AssertCardinalityStream(Stream):
     def __init__(self, source: Stream, expected: int, count: State) -> None:
         self.inputs = (source,)
         self._expected = expected
-        self._count = count or 0
+        self._feed = Counted(source, count or 0)
+        """Its count is -1 after an error, which ends the stream."""
 
     def pull(self, limit: int) -> Chunk:
-        if self._count < 0:
+        if self._feed.count < 0:
             raise StopIteration
-        left = self._expected - self._count
+        left = self._expected - self._feed.count
         try:
-            rows = self.inputs[0].pull(limit if self._expected < 0 else min(limit, max(left, 1)))
+            rows = self._feed.pull(limit if self._expected < 0 else min(limit, max(left, 1)))
         except StopIteration:
             if left > 0 or self._expected == INFINITE:
-                raise self._error(f"has only {self._count}") from None
+                raise self._error(f"has only {self._feed.count}") from None
             raise
         except Exception:
             if self._expected >= 0 and left <= 0:
                 raise self._error("has more") from None
-            self._count += 1
             raise
         if self._expected >= 0 and len(rows) > left:
             raise self._error("has more")
-        self._count += len(rows)
         return rows
 
     def _error(self, what: str) -> Exception:
-        self._count = -1
+        self._feed.count = -1
         expected = "endless" if self._expected == INFINITE else self._expected
         return FailedPreconditionError(
             f"assert_cardinality: expected {expected} elements, but the dataset {what}; "
@@ -167,4 +166,4 @@ class AssertCardinalityStream(Stream):
         )
 
     def state(self) -> State:
-        return self._count
+        return self._feed.count

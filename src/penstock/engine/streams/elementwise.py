@@ -10,6 +10,7 @@ import numpy as np
 
 from penstock.element import nest
 from penstock.element.chunk import Chunk, leaf_kind
+from penstock.element.columns import Array
 from penstock.element.values import as_value
 from penstock.engine.access import Epoch, call_vectorized, leaf, pair
 from penstock.engine.contract import State, Stream
@@ -111,34 +112,28 @@ class FilterStream(FedStream):
 
     def pull(self, limit: int) -> Chunk:
         while True:
-            if self._failed is not None:
-                error, self._failed = self._failed, None
-                raise error
-            rows = self._feed.pull(limit)
-            keep = self._decide(rows)
-            if keep.all():
-                if len(keep):
-                    return rows.rows(0, len(keep))
-            elif keep.any():
-                return rows.rows(0, len(keep)).take(np.flatnonzero(keep))
+            rows, keep = self._decide(limit)
+            if keep.any():
+                return rows if keep.all() else rows.take(np.flatnonzero(keep))
 
-    def _decide(self, rows: Chunk) -> Any:
-        """Which of the first elements pass; takes back elements that were not tried."""
+    def _decide(self, limit: int) -> tuple[Chunk, Array]:
+        """The next elements on which the predicate did not fail, and which of them pass."""
+        if self._failed is not None:
+            error, self._failed = self._failed, None
+            raise error
+        rows = self._feed.pull(limit)
         first = self._feed.count - len(rows)
-        made, self._failed = self._calls.many(rows, first)
-        keep, error = self._flags(made, first)
-        if error is not None:
-            self._failed = error
-        used = len(keep) + (self._failed is not None)
-        if self._failed is not None and rows.numbers is not None:
-            put_turn(self._failed, rows.numbers[len(keep) :])
+        made, failed = self._calls.many(rows, first)
+        keep, misfit = self._flags(made, first)
+        self._failed = misfit or failed
         self._failed_at = self._feed.place.after(len(keep))
         if self._failed is not None:
+            put_turn(self._failed, None if rows.numbers is None else rows.numbers[len(keep) :])
             self._calls.add_origin(self._failed, first + len(keep), self._failed_at)
-        self._feed.unread(rows, used)
-        return keep
+        self._feed.unread(rows, len(keep) + (self._failed is not None))
+        return rows.rows(0, len(keep)), keep
 
-    def _flags(self, made: list[Any], first: int) -> tuple[Any, OpError | None]:
+    def _flags(self, made: list[Any], first: int) -> tuple[Array, OpError | None]:
         if set(map(type, made)) <= {bool, np.bool_}:
             return np.array(made, bool), None
         for index, value in enumerate(made):
@@ -170,18 +165,13 @@ class TakeWhileStream(FilterStream):
         self._ended: bool = state is not None and state[1]
 
     def pull(self, limit: int) -> Chunk:
-        if self._ended:
-            raise StopIteration
-        if self._failed is not None:
-            error, self._failed = self._failed, None
-            raise error
-        rows = self._feed.pull(limit)
-        keep = self._decide(rows)
-        passed = int(np.argmin(keep)) if not keep.all() else len(keep)
-        self._ended = passed < len(keep)
-        if passed == 0:
-            return self.pull(limit)
-        return rows.rows(0, passed)
+        while not self._ended:
+            rows, keep = self._decide(limit)
+            passed = len(keep) if keep.all() else int(np.argmin(keep))
+            self._ended = passed < len(keep)
+            if passed:
+                return rows.rows(0, passed)
+        raise StopIteration
 
     def state(self) -> State:
         return [super().state(), self._ended]
@@ -268,7 +258,7 @@ def check_state(where: str, state: Any, new: Any) -> Any:
 
 
 class IgnoreErrorsStream(Stream):
-    """The elements that could be made; for a reader, those that could be read."""
+    """The elements that could be made; for a reader, the records that could be read."""
 
     def __init__(self, source: Stream, node: IgnoreErrors) -> None:
         self.inputs = (source,)

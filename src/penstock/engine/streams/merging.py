@@ -4,7 +4,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from penstock.element.chunk import Chunk, describe
@@ -88,19 +89,19 @@ class Alike:
 
 
 class ConcatenateStream(Stream):
-    """One input, then the other."""
+    """One input, then the other: `open_part` opens number 0 or 1 at a state."""
 
     def __init__(
         self,
-        opens: Sequence[Callable[[State], Stream]],
+        open_part: Callable[[int, State], Stream],
         which: int,
         state: State,
         sequels: Sequels,
     ) -> None:
-        self._opens = opens
+        self._open_part = open_part
         self._sequels = sequels
         self._which = which
-        self._current = opens[which](state)
+        self._current = open_part(which, state)
         self.inputs = (self._current,)
         self._alike = Alike("Dataset.concatenate")
 
@@ -109,11 +110,11 @@ class ConcatenateStream(Stream):
             try:
                 return self._alike.check(self._current.pull(limit))
             except StopIteration:
-                if self._which + 1 >= len(self._opens):
+                if self._which:
                     raise
             self._current.close()
-            self._which += 1
-            self._current = self._sequels.open(self._opens[self._which])
+            self._which = 1
+            self._current = self._sequels.open(partial(self._open_part, 1))
             self.inputs = (self._current,)
 
     def state(self) -> State:

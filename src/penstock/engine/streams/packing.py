@@ -52,10 +52,10 @@ _UNFIT = -1
 class _Row:
     """A row of the output while sequences are put into it."""
 
-    __slots__ = ("counts", "pieces", "room")
+    __slots__ = ("counts", "room", "views")
 
     def __init__(self, length: int, features: int) -> None:
-        self.pieces: list[list[Array]] = [[] for _ in range(features)]
+        self.views: list[list[Array]] = [[] for _ in range(features)]
         """The tokens of each feature, as views of chunks."""
         self.counts: list[int] = []
         """The number of tokens of each segment."""
@@ -63,14 +63,14 @@ class _Row:
 
     def put(self, tokens: list[Array], start: int, stop: int, counts: Sequence[int]) -> None:
         """Appends segments of `counts` tokens, which together are those from `start` to `stop`."""
-        for pieces, flat in zip(self.pieces, tokens, strict=False):
-            pieces.append(flat[start:stop])
+        for views, flat in zip(self.views, tokens, strict=False):
+            views.append(flat[start:stop])
         self.counts += counts
         self.room -= stop - start
 
-    def copy_pieces(self) -> None:
+    def copy_views(self) -> None:
         """Copies the tokens, so that the memory of chunks can be reused."""
-        self.pieces = [[np.concatenate(pieces)] for pieces in self.pieces]
+        self.views = [[np.concatenate(views)] for views in self.views]
 
 
 Find = Callable[[list[_Row], int], "_Row | None"]
@@ -85,7 +85,7 @@ def _find_first(rows: list[_Row], size: int) -> _Row | None:
 
 
 def _find_best(rows: list[_Row], size: int) -> _Row | None:
-    """The fullest row; the one that was opened first, if several are as full."""
+    """The fullest row; the first opened of several that are as full."""
     best, least = None, _NO_ROOM
     for row in rows:
         if size <= row.room < least:
@@ -149,8 +149,8 @@ class _Features:
         return Chunk(tree, [made[name] for name in names], len(rows))
 
     def _column(self, rows: list[_Row], feature: int, fill: Array) -> Array:
-        pieces = [piece for row in rows for piece in (*row.pieces[feature], fill[: row.room])]
-        return np.concatenate(pieces).reshape(len(rows), self._length)
+        views = [view for row in rows for view in (*row.views[feature], fill[: row.room])]
+        return np.concatenate(views).reshape(len(rows), self._length)
 
 
 def _segments(rows: list[_Row], length: int) -> tuple[Array, Array]:
@@ -216,9 +216,6 @@ class PackStream(FedStream):
             row.put(self._features.tokens_of_one(held), 0, sum(counts), counts)
             self._open.append(row)
 
-    def pull(self, limit: int) -> Chunk:
-        return self.pull_needed(1, limit)
-
     def pull_needed(self, needed: int, limit: int, rows: int = 0) -> Chunk:
         made: list[_Row] = []
         while len(made) < min(needed, limit):
@@ -267,7 +264,7 @@ class PackStream(FedStream):
         if self._viewed > _MOST_VIEWED:
             self._viewed = 0
             for row in self._open:
-                row.copy_pieces()
+                row.copy_views()
 
     def _fit(self, sequences: _Sequences, limit: int, find: Find) -> tuple[list[_Row], bool]:
         """Puts each sequence into the row that `find` returns; also says whether none is left."""
@@ -362,10 +359,10 @@ class PackStream(FedStream):
         )
 
     def state(self) -> State:
-        """Tokens are copied when the state is: pieces of a row never change."""
+        """Tokens are copied when the state is: the views of a row never change."""
         begun = self._begun if self._next is None else self._next.begun
         rows = [
-            [list(row.counts), Later(partial(self._held, list(map(list, row.pieces))))]
+            [list(row.counts), Later(partial(self._held, list(map(list, row.views))))]
             for row in self._open
         ]
         return [begun, rows]
@@ -375,10 +372,10 @@ class PackStream(FedStream):
             return super().input_states()
         return [self._feed.place.after(self._next.used).state]
 
-    def _held(self, pieces: list[list[Array]]) -> dict[str, Array]:
+    def _held(self, views: list[list[Array]]) -> dict[str, Array]:
         """A copy of the tokens in a row, by feature."""
         assert self._features is not None
-        pairs = zip(self._features.dtypes, pieces, strict=True)
+        pairs = zip(self._features.dtypes, views, strict=True)
         return {name: np.concatenate(parts) for name, parts in pairs}
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock.element import strings
 from penstock.element.chunk import Chunk
 from penstock.engine.access import Access, Epoch, leaf
 from penstock.engine.call_watch import watch_steps
@@ -120,9 +121,6 @@ class GeneratorStream(Stream):
             self._running = iter(calls.plain(0, *self._node.arguments, copy=lambda made: made))
             self._next = watch_steps(f"Dataset.from_generator: {self._node.function}")
         return self._running
-
-    def pull(self, limit: int) -> Chunk:
-        return self.pull_needed(1, limit)
 
     def pull_needed(self, needed: int, limit: int, rows: int = 0) -> Chunk:
         """No more than is needed: a generator may wait until its caller has used the last one."""
@@ -283,12 +281,13 @@ class RecordsStream(Stream):
         if isinstance(records, ParsedRecords):
             return records.chunk
         if not isinstance(records[0], Row):
-            return leaf(_strings(records))
-        assert self._reader is not None
+            return leaf(strings.make_column(records))
         path = repr(_text(self._file.elements()[0]))
         # The first field is for error messages.
         rows = [(f"{path}, {row.place}", *row) for row in records]
-        return Chunk.of([_strings([field.encode(*ENCODING) for field in row]) for row in rows])
+        return Chunk.of(
+            [strings.make_column([field.encode(*ENCODING) for field in row]) for row in rows]
+        )
 
     def _close_ended(self) -> None:
         """After an error: closes the file reader, unless it continues behind the damaged record."""
@@ -309,12 +308,6 @@ class RecordsStream(Stream):
     def close(self) -> None:
         self._close_reader()
         super().close()
-
-
-def _strings(values: list[bytes]) -> Any:
-    array = np.empty(len(values), object)
-    array[:] = values
-    return array
 
 
 def _began(reader: RecordReader[Any], part: Part | None = None) -> int | None:
@@ -353,7 +346,7 @@ def saved_chunks(node: Saved, numbered: bool) -> Iterator[Chunk]:
     """The elements of the shards that `node` names; an element's number depends on its shard."""
     for number, shard in enumerate(node.shards):
         count = 0
-        for chunk in saved.read(node.path, [shard], node.compression, node.spec, "Dataset.load"):
+        for chunk in saved.read_shard(node.path, shard, node.compression, node.spec):
             numbers = numbers_from(count, len(chunk)) if numbered else None
             if numbers is not None and len(node.shards) > 1:
                 numbers = derive_array(number, numbers)

@@ -171,16 +171,16 @@ class GroupByWindowStream(FedStream):
         except StopIteration:
             self._ended = True
             return
-        for used, element in enumerate(rows.elements(), 1):
-            try:
-                full = self._add(element)
-            except Exception:
-                self._feed.unread(rows, used)
-                raise
-            if full is not None:
-                self._feed.unread(rows, used)
-                self._emit(full, self._groups.pop(full), None)
-                return
+        used, full = 0, None
+        try:
+            for element in rows.elements():
+                used += 1
+                if (full := self._add(element)) is not None:
+                    break
+        finally:
+            self._feed.unread(rows, used)
+        if full is not None:
+            self._emit(full, self._groups.pop(full), None)
 
     def _add(self, element: Any) -> int | None:
         """Adds an element to its group; returns the key if that group is now full."""
@@ -256,12 +256,13 @@ class GroupByReducerStream(FedStream):
         except StopIteration:
             self._ended = True
             return
-        for used, element in enumerate(rows.elements(), 1):
-            try:
+        used = 0
+        try:
+            for element in rows.elements():
+                used += 1
                 self._add(element)
-            except Exception:
-                self._feed.unread(rows, used)
-                raise
+        finally:
+            self._feed.unread(rows, used)
 
     def _add(self, element: Any) -> None:
         ordinal = self._count

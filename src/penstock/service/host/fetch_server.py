@@ -7,8 +7,8 @@ While a function runs for long, another thread reports where it is. Without thes
 could not distinguish a slow function from a network that carries nothing.
 
 A worker that is to end finishes the element that it makes for each client. Another thread hands
-back what was not begun meanwhile, so that clients ask other workers at once. Only of a stream whose
-large state is on its way to another worker (`moves.py`), the worker makes further elements.
+back what was not begun meanwhile, so that clients ask other workers at once. Of a stream that is
+computed in order, the worker makes further elements until another one can continue (`moves.py`).
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from penstock.engine.user_calls import CONTAINED
 from penstock.engine.whereabouts import Whereabouts, whereabouts
 from penstock.errors import DataLossError, InvalidArgumentError, OpError, UnavailableError
 from penstock.service.host.data_connection import Connection
-from penstock.service.host.fetch_gate import FetchGate
-from penstock.service.host.moves import Move
+from penstock.service.host.moves import ConnectTo, Move
+from penstock.service.host.runtime import MACHINE, Runtime
 from penstock.service.host.tasks import Fetched, FetchedChunk, Task, Tasks
 from penstock.service.host.telemetry import (
     Attributes,
@@ -38,6 +38,8 @@ from penstock.service.host.telemetry import (
     find_tracer,
     make_span,
 )
+from penstock.service.host.worker_streams import WorkerStream
+from penstock.service.protocol import timing
 from penstock.service.protocol.data_messages import (
     AddState,
     CloseTask,
@@ -53,7 +55,7 @@ from penstock.service.protocol.data_messages import (
     to_failed,
     to_impossible,
 )
-from penstock.service.protocol.messages import WorkerInfo
+from penstock.service.protocol.messages import Work, WorkerInfo
 
 _LOG = logging.getLogger("penstock.service")
 
@@ -91,7 +93,7 @@ class FetchServer:
         self._gate = gate
         self._tasks: dict[int, Task] = {}
         self._turn = tasks.pool.runtime.lock()
-        """Guards the next four fields, and reading while a message is handled."""
+        """Guards the next five fields, and reading while a message is handled."""
         self._waiting: deque[ToWorker] = deque()
         """Messages that were read and not yet handled."""
         self._accepted: set[int] = set()
@@ -99,7 +101,9 @@ class FetchServer:
         self._has_told = False
         """Whether the client knows that this worker leaves."""
         self._successor: WorkerInfo | None = None
-        """The worker that the client has named for the case that this one leaves."""
+        """The worker that the client has named last for the case that this one leaves."""
+        self._successors: dict[int, WorkerInfo] = {}
+        """The same by task, as of its last request."""
         self._lost = False
         self._thread = threading.get_ident()
         self._doing: int | None = None
@@ -162,22 +166,22 @@ class FetchServer:
         )
 
     def begin_moves(self) -> None:
-        """Begins to move large states to the worker that continues, once.
+        """Begins to move streams to the worker that continues, once.
 
         Another thread calls this when the worker begins to leave.
         """
         with self._turn:
             if self._doing is not None:  # Else the thread of this connection reads.
                 self._read_arrived()  # A request that is on its way may name the successor.
-            self._move_large_states()
+            self._move_streams()
 
-    def _move_large_states(self) -> None:
-        to, successor = self._owner.connect, self._successor
-        if to is None or successor is None:
-            return
-        for task in list(self._tasks.values()):
-            stream = task.moving_stream
-            if stream is not None and not task.is_told and not stream.has_small_state():
+    def _move_streams(self) -> None:
+        to = self._owner.connect
+        for number, task in list(self._tasks.items()):
+            stream, successor = task.moving_stream, self._successors.get(number)
+            if to is None or successor is None or stream is None or task.is_told:
+                continue
+            if stream.has_cursors:
                 self._gate.move(stream, task.work, successor, to)
 
     def hand_back(self) -> None:
@@ -188,16 +192,15 @@ class FetchServer:
         """
         with self._turn:
             doing = self._doing
-            if doing is not None:
+            refused: list[Fetch] = []
+            if doing is not None:  # Else the thread of this connection reads, and refuses itself.
                 self._read_arrived()
+                waiting = [message for message in self._waiting if isinstance(message, Fetch)]
+                refused = [fetch for fetch in waiting if not self._can_answer(fetch)]
             with contextlib.suppress(OSError, ValueError):  # The connection has ended.
-                if not self._offer_news():
-                    return
-                if doing is None:
-                    return  # The thread of this connection reads, and refuses what comes itself.
-                for fetch in [message for message in self._waiting if isinstance(message, Fetch)]:
-                    if self._makes_more(self._tasks.get(fetch.task)):
-                        continue
+                # The client learns where a stream continues before this worker refuses the rest.
+                is_told = self._offer_news()
+                for fetch in refused if is_told else ():
                     refusal = partial(self._refuse, fetch.request)
                     if not self._connection.offer(refusal):
                         return
@@ -267,7 +270,7 @@ class FetchServer:
             return None
         move = self._gate.find_move(task)
         moved = None if move is None else move.mark
-        return moved or task.save_idle_mark()
+        return task.save_idle_mark() if moved is None else task.renumber(moved)
 
     def _note_told(self, news: Progress) -> None:
         self._has_told = True
@@ -275,12 +278,18 @@ class FetchServer:
             if (task := self._tasks.get(moved.task)) is not None:
                 task.is_told = True
 
-    def _makes_more(self, task: Task | None) -> bool:
+    def _makes_more(self, task: Task) -> bool:
         """Whether elements of a task may be begun while this worker leaves."""
-        if task is None:
-            return False
         move = self._gate.find_move(task)
-        return task.owes_mark or (move is not None and move.is_pending)
+        return move is not None and move.is_pending
+
+    def _can_answer(self, fetch: Fetch) -> bool:
+        """Whether a request can be answered, at least in part."""
+        if not self._gate.draining:
+            return True
+        self._move_streams()  # The request may have been the first one to name the successor.
+        task = self._tasks.get(fetch.task)
+        return task is not None and (self._makes_more(task) or task.has_made(fetch.start))
 
     def _refuse(self, request: int) -> Impossible:
         return to_impossible(request, UnavailableError(_LEAVES), self._owner.address)
@@ -289,12 +298,10 @@ class FetchServer:
         message, _ = self._connection.receive()
         match message:
             case Fetch(request, task):
-                if message.successor is not None:
-                    self._successor = message.successor
-                    if self._gate.draining:  # It was on its way when this worker was told to leave.
-                        self._move_large_states()
-                makes_more = self._makes_more(self._tasks.get(task))
-                if request in self._accepted or self._gate.enter(makes_more):
+                self._successor = message.successor or self._successor
+                if self._successor is not None:
+                    self._successors[task] = self._successor
+                if request in self._accepted or self._gate.enter(self._can_answer(message)):
                     self._accepted.add(request)
                     self._insert(message)
                 elif self._doing is None:
@@ -330,11 +337,12 @@ class FetchServer:
                 self._tasks[number] = self._owner.open(work)
             case CloseTask(number):
                 self._close_task(number, finished=True)
+                self._successors.pop(number, None)
             case Fetch(request):
                 self._doing = request
                 try:
-                    task = self._tasks.get(message.task)
-                    answer = self._refuse(request) if self._leaves(task) else self._answer(message)
+                    can_answer = self._can_answer(message)
+                    answer = self._answer(message) if can_answer else self._refuse(request)
                     self._task = None  # From here on, `hand_back` tells where it continues.
                     if self._gate.draining:
                         self._send_news()
@@ -427,15 +435,13 @@ class FetchServer:
         return horizon
 
     def _is_over(self) -> bool:
-        """Whether no element may be begun."""
-        return self._is_client_gone() or self._leaves(self._task)
-
-    def _leaves(self, task: Task | None) -> bool:
-        """Whether this worker leaves, and begins no element of a task."""
+        """Whether no element may be begun for the request that is answered."""
+        if self._is_client_gone():
+            return True
         if not self._gate.draining:
             return False
-        self._move_large_states()  # The thread that begins moves may not have come to it yet.
-        return not self._makes_more(task)
+        self._move_streams()  # The thread that begins moves may not have come to it yet.
+        return self._task is None or not self._makes_more(self._task)
 
     def _is_client_gone(self) -> bool:
         self._receive_arrived()
@@ -469,7 +475,7 @@ class FetchServer:
         if isinstance(part, FetchedChunk):
             stop = part.start + len(part.chunk)
             # From there, another worker continues what this one leaves.
-            left = self._leave_mark(task, stop, fetch.most_state) if self._gate.draining else None
+            left = self._leave_mark(fetch, task, part) if self._gate.draining else None
             with self._note_sending():
                 size = self._connection.send_rows(
                     request,
@@ -482,34 +488,26 @@ class FetchServer:
                 )
             self._owner.traffic.add(elements=len(part.chunk), nbytes=size)
         else:
-            if self._gate.draining:
-                self._settle(task, part.ordinal + 1)
             own = figures(part.ordinal + 1)
             failed = to_failed(request, part.ordinal, part.fault, began, part.place, own)
             with self._note_sending():
                 self._connection.send(failed)
             self._owner.traffic.add(failures=1)
 
-    def _leave_mark(self, task: Task, stop: int, most_state: int) -> Mark | None:
+    def _leave_mark(self, fetch: Fetch, task: Task, part: FetchedChunk) -> Mark | None:
         """The mark behind the last element of a stream; None if further elements follow."""
+        stop = part.start + len(part.chunk)
         self._receive_arrived()  # A request that is on its way may name the successor.
-        self._move_large_states()
-        move = self._settle(task, stop)
-        if task.owes_mark:
+        self._move_streams()
+        move = self._gate.find_move(task)
+        if move is not None and move.allows_element(part.seconds):
             return None
         # A client that has named no successor does not know that a state can be elsewhere.
         moved = None if move is None or self._successor is None else move.mark
-        mark = moved or task.save_mark(stop, most_state)
+        saved = task.save_mark(stop, fetch.most_state) if moved is None else None
+        mark = saved if moved is None else task.renumber(moved)
         task.is_told = mark is not None
         return mark
-
-    def _settle(self, task: Task, stop: int) -> Move | None:
-        """Notes that the elements before `stop` are made, for the move of their stream."""
-        move = self._gate.find_move(task)
-        if move is not None:
-            move.settle(stop)
-        task.owes_mark = move is not None and move.is_pending
-        return move
 
     def _close_task(self, number: int, finished: bool = False) -> None:
         task = self._tasks.pop(number, None)
@@ -535,6 +533,142 @@ def _is_later(message: ToWorker, fetch: Fetch) -> bool:
 
 def _warn(connection: Connection, error: DataLossError) -> None:
     _LOG.warning("worker: %s: %s; the connection ends", connection.peer, error.message)
+
+
+# What all connections of a worker share: which fetches it accepts, and what moves. A worker that
+# leaves closes the gate. From then on it accepts only fetches that it can answer, and it ends when
+# the last fetch and the last move have ended.
+
+
+class ProgressReporter:
+    """Calls `report` of all fetch servers in a thread, which runs while there are any."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._changed = runtime.condition()
+        """Guards the fields below."""
+        self._servers: dict[FetchServer, None] = {}
+        self._runs = False
+
+    def add(self, server: FetchServer) -> None:
+        with self._changed:
+            self._servers[server] = None
+            starts, self._runs = not self._runs, True
+        if starts:
+            self._runtime.start(self._run, "penstock-progress")
+
+    def remove(self, server: FetchServer) -> None:
+        with self._changed:
+            self._servers.pop(server, None)
+            self._changed.notify_all()
+
+    @property
+    def servers(self) -> tuple[FetchServer, ...]:
+        with self._changed:
+            return tuple(self._servers)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait(timing.PROGRESS)
+                if not self._servers:
+                    self._runs = False
+                    return
+                servers = tuple(self._servers)
+            for server in servers:
+                server.report()
+
+
+class FetchGate:
+    """Shared by all connections: counts accepted fetches, and accepts no more while draining."""
+
+    def __init__(self, runtime: Runtime = MACHINE) -> None:
+        self.reporter = ProgressReporter(runtime)
+        self._runtime = runtime
+        self._changed = runtime.condition()
+        """Guards the fields below."""
+        self._inside = 0
+        """Fetches, moves, and what `close` has begun."""
+        self.draining = False
+        self._moves: dict[WorkerStream, Move] = {}
+        self._until = 0.0
+        """When moves are given up."""
+
+    def enter(self, is_moving: bool = False) -> bool:
+        """Counts one more fetch; returns False if it is not accepted.
+
+        `is_moving`: of a stream whose state is on its way to another worker.
+        """
+        with self._changed:
+            accepts = is_moving or not self.draining
+            self._inside += accepts
+            return accepts
+
+    def leave(self) -> None:
+        """Ends an accepted fetch."""
+        with self._changed:
+            self._inside -= 1
+            self._changed.notify_all()
+
+    def find_move(self, task: Task) -> Move | None:
+        """The move of the stream of a task, if there is one."""
+        stream = task.moving_stream
+        return None if stream is None else self._moves.get(stream)
+
+    def move(self, stream: WorkerStream, work: Work, successor: WorkerInfo, to: ConnectTo) -> None:
+        """Begins to move the state of a stream to another worker, unless that has begun."""
+        with self._changed:
+            if stream in self._moves:
+                return
+            move = Move(stream, work, successor, to, self._runtime, self._until)
+            self._moves[stream] = move
+            self._inside += 1
+
+        def run() -> None:
+            try:
+                move.run()
+                for server in self.reporter.servers:
+                    server.hand_back()  # Clients that wait for nothing learn of it, too.
+            finally:
+                self.leave()
+
+        self._runtime.start(run, "penstock-move")
+
+    def close(self, seconds: float | None = None) -> None:
+        """Accepts no more fetches, and hands back the accepted ones that were not begun.
+
+        `seconds`: the grace period of the worker.
+        """
+        with self._changed:
+            starts, self.draining = not self.draining, True
+            if starts:
+                grace = timing.DRAIN if seconds is None else seconds
+                self._until = self._runtime.now() + timing.MOVE * grace
+                self._inside += 1
+        if starts:
+            self._runtime.start(self._hand_back, "penstock-hand-back")
+
+    def _hand_back(self) -> None:
+        """Repeats it until all fetches have ended: some may still be on their way."""
+        try:
+            servers = self.reporter.servers
+            for server in servers:
+                server.begin_moves()
+            for server in servers:
+                server.hand_back()
+        finally:
+            self.leave()
+        while not self.wait(timing.HAND_BACK):
+            now = self._runtime.now()
+            for server in self.reporter.servers:
+                server.hand_back()
+                if now > self._until:
+                    server.give_up(now - timing.SWITCH)
+
+    def wait(self, timeout: float | None) -> bool:
+        """Blocks until every accepted fetch has ended; returns False after `timeout`."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._inside, timeout)
 
 
 # What a worker adds to the trace of an element: spans of its making and of its sending

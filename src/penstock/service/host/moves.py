@@ -1,10 +1,10 @@
-"""Moves: how a worker that leaves hands large states of its streams to the workers that continue.
+"""Moves: how a worker that leaves hands its streams to the workers that continue.
 
-A state that holds the elements of a buffer takes long to travel. So the worker sends it while it
-makes further elements, again and again, each time without the elements that the other worker has.
-When little is left to send, the next element is its last one, and what has changed travels before
-that element. The reader needs to do nothing for this: it learns with the last element which worker
-has the state.
+The next worker needs time to load the plan, and a state that holds the elements of a buffer takes
+long to travel. So the worker makes further elements meanwhile. A small state then travels through
+the client. A large one is sent to the next worker, again and again, each time without the elements
+that this worker has. When little is left to send, no element is begun until that has travelled.
+The client needs to do nothing for this: it learns behind the last element which worker continues.
 
 Nothing depends on a move. If one fails or takes too long, the state travels through the client, or
 another worker computes the stream from an earlier mark.
@@ -13,9 +13,10 @@ another worker computes the stream from an earlier mark.
 from __future__ import annotations
 
 import logging
+import math
 import selectors
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
+from contextlib import closing
 from typing import Any, NamedTuple
 
 import msgspec
@@ -31,6 +32,7 @@ from penstock.errors import (
 from penstock.service.host.data_connection import Connection
 from penstock.service.host.runtime import Runtime
 from penstock.service.host.worker_streams import WorkerStream, encode_state, is_plain, measure_state
+from penstock.service.logic.worker import Cursor
 from penstock.service.protocol import timing
 from penstock.service.protocol.data_messages import (
     AddState,
@@ -48,15 +50,11 @@ _LOG = logging.getLogger("penstock.service")
 PART = 4 << 20
 """About the bytes of elements that are sent at once."""
 
-_ROUNDS = 5
-"""How often a state is sent before the last time, if that takes long each time."""
+_ROUNDS = 6
+"""How often a state is saved and sent at most, if that takes long each time."""
 
 ConnectTo = Callable[[WorkerInfo, Work], Connection]
 """Connects to another worker, to the process of the plan of some work."""
-
-
-class NothingToMoveError(Exception):
-    """The stream has ended, its clients are gone, or its state is small."""
 
 
 class SavedState(NamedTuple):
@@ -67,9 +65,9 @@ class SavedState(NamedTuple):
 
 
 class Move:
-    """Moves the state of one stream to `successor`, until the time `until`.
+    """Moves one stream to `successor`, until the time `until`.
 
-    `run` runs in a thread of its own. Threads that make elements of the stream call `settle`.
+    `run` runs in a thread of its own.
     """
 
     def __init__(
@@ -87,59 +85,21 @@ class Move:
         """Guards the fields below."""
         self.is_pending = True
         """Whether the worker makes further elements meanwhile. Read without the lock: it changes
-        once, and a stale value costs one element more."""
+        once."""
         self.mark: Mark | None = None
         """Once it is not pending: the mark from which the successor continues; None if there is
         none."""
-        self._wants_state = self._is_last = False
-        """Whether the next state is to be saved, and whether no element is made after that."""
-        self._given: SavedState | None = None
-        self._is_unsure = not stream.production.marks.newest.ordinal
-        """Whether the state may be small: before the first mark, its size is not known."""
+        self._has_failed = False
 
-    # Between two elements
+    def allows_element(self, seconds: float) -> bool:
+        """Whether another element may be begun; a thread asks that has made one in `seconds`.
 
-    def settle(self, ordinal: int) -> None:
-        """Called before element `ordinal` by a thread that has made the element before it.
-
-        Saves the state if it is to be sent next. If it is the last one, blocks until the successor
-        has it; the move is not pending any more then. If the state is small, no move is needed,
-        and no further element is made.
+        If not, the move has ended. The client gets the state with the element that was made.
         """
         with self._changed:
-            is_wanted, is_unsure = self._wants_state, self._is_unsure
-            if not self.is_pending or not (is_wanted or is_unsure):
-                return
-            self._wants_state = self._is_unsure = False
-        with ExitStack() as held:
-            saved = self._save(ordinal, held)
-        with self._changed:
-            self._is_unsure = is_unsure and saved is None
-            if not is_wanted:
-                return
-            self._given, self._wants_state = saved, saved is None
-            self._changed.notify_all()
-            if saved is not None and self._is_last:
-                self._changed.wait_for(lambda: not self.is_pending, timing.SWITCH)
+            if self._has_failed or self._runtime.now() + seconds > self._until:
                 self._end(None)
-
-    def _save(self, ordinal: int, held: ExitStack) -> SavedState | None:
-        """None if no cursor is there, or if the move is given up because the state is small.
-
-        No element is made until `held` is closed.
-        """
-        cursor = held.enter_context(self._stream.hold_cursor(ordinal))
-        if cursor is None:
-            return None
-        try:
-            saved = SavedState(ordinal, copy_state(cursor.stream.save()))
-            if encode_state(*saved) is None:
-                return saved
-        except Exception as error:
-            self._stream.warn_of_state(type(error).__name__)
-        with self._changed:
-            self._end(None)
-        return None
+            return self.is_pending
 
     def _end(self, mark: Mark | None) -> None:
         """Ends the move, once; the caller holds the lock."""
@@ -147,16 +107,16 @@ class Move:
             self.is_pending, self.mark = False, mark
             self._changed.notify_all()
 
-    # In the thread of the move
-
     def run(self) -> None:
-        """Copies the state; returns when the move is not pending any more."""
+        """Moves the stream; returns when the move is not pending any more."""
         try:
-            self._copy()
-        except NothingToMoveError:
-            pass
+            connection = self._connect(self._successor, self._work)
+            with closing(StateSender(connection, self._runtime)) as sender:
+                sender.open(self._work, self._until)
+                self._copy(sender)
         except (OpError, OSError) as error:
             self._log_failure(error)
+            self._wait_for_element()
         finally:
             with self._changed:
                 self._end(None)
@@ -171,110 +131,98 @@ class Move:
             extra={"event": "unmoved", "worker": worker, "job": self._stream.job},
         )
 
-    def _copy(self) -> None:
-        if not self._stream.has_cursors:
-            raise NothingToMoveError
-        saved = self._newest() or self._obtain()
-        connection = self._connect(self._successor, self._work)
-        with closing(StateSender(connection, self._runtime, self._until)) as sender:
-            sender.open(self._work)
-            rounds = 0
-            while sender.send(saved) > timing.SHORT_COPY and rounds < _ROUNDS:
-                saved, rounds = self._obtain(), rounds + 1
-            with ExitStack() as held:
-                saved = self._obtain(held)
-                sender.send(saved)
-                with self._changed:
-                    self._end(Mark(saved.ordinal, b"", self._successor.worker))
-
-    def _newest(self) -> SavedState | None:
-        """The state of the last mark that the worker has kept, if it is large."""
-        mark = self._stream.production.marks.newest
-        return None if mark.small else SavedState(mark.ordinal, mark.state)
-
-    def _obtain(self, held: ExitStack | None = None) -> SavedState:
-        """Waits until a thread that makes elements saves a state, or saves it if there is none.
-
-        The stream is idle if it is at one element for a while, between two of them. If it is the
-        last state, no element is made until `held` is closed.
-        """
+    def _wait_for_element(self) -> None:
+        """Waits until a thread has made another element, with which the client gets the state."""
         with self._changed:
-            self._wants_state, self._is_last, self._given = True, held is not None, None
-        before = None
-        while self._runtime.now() < self._until:
-            if (given := self._wait_for_state()) is not None:
-                return given
-            if not self.is_pending or not self._stream.has_cursors:
-                raise NothingToMoveError
-            at = self._stream.find_idle()
-            if at is not None and at == before and (saved := self._save_idle(at, held)) is not None:
-                return saved
-            before = at
-        raise DeadlineExceededError("it takes too long")
+            self._has_failed = True
+            self._changed.wait_for(lambda: not self.is_pending, timing.SWITCH)
 
-    def _wait_for_state(self) -> SavedState | None:
-        with self._changed:
-            self._changed.wait_for(self._has_news, timing.IDLE_CURSOR)
-            return self._given
+    def _copy(self, sender: StateSender) -> None:
+        """Copies a large state until little has changed since the last time, then hands over."""
+        newest, seconds = self._stream.production.marks.newest, math.inf
+        if not newest.small:
+            seconds = sender.send(SavedState(newest.ordinal, newest.state), self._until)
+        for left in reversed(range(_ROUNDS)):
+            with self._stream.between_elements(self._until) as cursor:
+                if cursor is None or (saved := self._save(cursor)) is None:
+                    return
+                if seconds <= timing.SHORT_COPY or not left:
+                    sender.send(saved, self._runtime.now() + timing.SWITCH)
+                    self._hand_over(Mark(saved.ordinal, b"", self._successor.worker))
+                    return
+            seconds = sender.send(saved, self._until)
 
-    def _has_news(self) -> bool:
-        return self._given is not None or not self.is_pending
+    def _save(self, cursor: Cursor) -> SavedState | None:
+        """The state, if it is large. With a small one, the client continues elsewhere at once."""
+        try:
+            state = copy_state(cursor.stream.save())
+            encoded = encode_state(cursor.at, state)
+        except Exception as error:
+            self._stream.warn_of_state(type(error).__name__)
+            return None
+        if encoded is None:
+            return SavedState(cursor.at, state)
+        self._hand_over(Mark(cursor.at, encoded, self._successor.worker))
+        return None
 
-    def _save_idle(self, ordinal: int, held: ExitStack | None) -> SavedState | None:
+    def _hand_over(self, mark: Mark) -> None:
         with self._changed:
-            if not self._wants_state:
-                return None  # A thread that has made an element is about to save the state.
-            self._wants_state = False
-        with ExitStack() as own:
-            saved = self._save(ordinal, held or own)
-        with self._changed:
-            self._wants_state = saved is None
-        return saved
+            if self.is_pending:
+                self._stream.is_handed_over = True
+                self._end(mark)
 
 
 class StateSender:
     """Sends states of one stream to another worker, each element of a list only once."""
 
-    def __init__(self, connection: Connection, runtime: Runtime, until: float) -> None:
-        self._connection, self._runtime, self._until = connection, runtime, until
+    def __init__(self, connection: Connection, runtime: Runtime) -> None:
+        self._connection, self._runtime = connection, runtime
         self._selector = runtime.selector()
         self._selector.register(connection, selectors.EVENT_READ)
         self._sent = SentElements()
         self._requests = 0
 
-    def open(self, work: Work) -> None:
-        """Says which stream it is; raises FailedPreconditionError if the worker is too old."""
+    def open(self, work: Work, until: float) -> None:
+        """Says which stream it is; returns when the other worker has loaded the plan.
+
+        Raises FailedPreconditionError if that worker is too old.
+        """
         if self._connection.protocol < MOVED_STATES:
             raise FailedPreconditionError("it has an earlier version of penstock")
         self._connection.send(OpenTask(1, work))
+        self._request(until)
 
     def close(self) -> None:
         """Closes the connection."""
         self._selector.close()
         self._connection.close()
 
-    def send(self, saved: SavedState) -> float:
-        """Sends a state; returns after how many seconds the other worker had it."""
+    def send(self, saved: SavedState, until: float) -> float:
+        """Sends a state; returns after how many seconds the other worker had it.
+
+        Raises DeadlineExceededError at `until`.
+        """
         began = self._runtime.now()
         state, new = self._sent.take_new(saved.state)
         *first, last = [*cut_parts(new, PART)] or [[]]
         for part in first:
-            self._request(_pack(encode(part, as_text=False)))
-        self._request(_pack(encode(last, as_text=False)), Mark(saved.ordinal, _pack(state)))
+            self._request(until, _pack(encode(part, as_text=False)))
+        mark = Mark(saved.ordinal, _pack(state))
+        self._request(until, _pack(encode(last, as_text=False)), mark)
         return self._runtime.now() - began
 
-    def _request(self, elements: bytes, mark: Mark | None = None) -> None:
+    def _request(self, until: float, elements: bytes = b"", mark: Mark | None = None) -> None:
         self._requests += 1
         self._connection.send(AddState(self._requests, 1, elements, mark))
         while True:
-            match self._receive():
+            match self._receive(until):
                 case Done():
                     return
                 case Impossible() as impossible:
                     raise from_impossible(impossible)
 
-    def _receive(self) -> Any:
-        left = self._until - self._runtime.now()
+    def _receive(self, until: float) -> Any:
+        left = until - self._runtime.now()
         if left <= 0 or not (self._connection.pending() or self._selector.select(left)):
             raise DeadlineExceededError("it takes too long")
         return self._connection.receive()[0]

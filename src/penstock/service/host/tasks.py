@@ -192,8 +192,6 @@ class Task:
         """Elements of a state that a worker which leaves is sending."""
         self._was_idle = False
         self._idle_mark: Mark | None = None
-        self.owes_mark = False
-        """Whether the worker leaves and has sent elements without a mark behind them."""
         self.is_told = False
         """Whether the client knows from where another worker continues."""
 
@@ -239,9 +237,16 @@ class Task:
     def moving_stream(self) -> WorkerStream | None:
         """The stream, if it is computed in order and its state can move to another worker."""
         shared = self._shared
-        if shared is None or shared.plan.random or shared.production.pace is not None:
-            return None
-        return shared
+        return None if shared is None or shared.plan.random else shared
+
+    def has_made(self, number: int) -> bool:
+        """Whether the stream keeps element `number`, so that it can be sent at once."""
+        shared = self._shared
+        return shared is not None and shared.has_block(self._stride.ordinal(number))
+
+    def renumber(self, mark: Mark) -> Mark:
+        """A mark of the stream, before the first element of this task that is behind it."""
+        return msgspec.structs.replace(mark, ordinal=self._stride.count(mark.ordinal))
 
     @property
     def work(self) -> Work:

@@ -26,7 +26,12 @@ from penstock.engine.numbering import counting_of
 from penstock.engine.state_values import decode, encode
 from penstock.engine.trail import Trail, turn_of
 from penstock.engine.tuning import machine_memory
-from penstock.errors import OpError, ResourceExhaustedError, UnavailableError
+from penstock.errors import (
+    DeadlineExceededError,
+    OpError,
+    ResourceExhaustedError,
+    UnavailableError,
+)
 from penstock.plan.bounds import bound_plan
 from penstock.plan.nodes import Cache, Node, Shard, Store, options_of
 from penstock.plan.optimize import prepare
@@ -313,6 +318,8 @@ class WorkerStream:
         self._timer = pool.runtime.timer
         self._changed = pool.runtime.condition(pool.lock)
         self._closed = False
+        self.is_handed_over = False
+        """Whether another worker continues it; then this one begins no element."""
 
     @property
     def is_unshared(self) -> bool:
@@ -381,15 +388,19 @@ class WorkerStream:
     def get_block(self, want: Want, is_cancelled: IsCancelled) -> Block | None:
         """Returns the block with element `want.at`; None at the end, or if the fetch is cancelled.
 
-        Computes it, or blocks while another thread does.
+        Computes it, or blocks while another thread does. A block that is there is returned even if
+        the fetch is cancelled.
         """
-        while not is_cancelled():
+        while True:
+            begins = not is_cancelled()
             with self._changed:
-                match self._decide(want):
+                match self._decide(want, begins):
                     case Serve(block):
                         self._pool.touch(self, block)
                         return block
                     case End():
+                        return None
+                    case Wait() if not begins:
                         return None
                     case Wait():
                         self._changed.wait(timing.STREAM_POLL)
@@ -399,15 +410,19 @@ class WorkerStream:
             computed = self._compute(cursor, most)
             if computed is not None and computed.start <= want.at < computed.stop:
                 return computed
-        return None
 
-    def _decide(self, want: Want) -> Step:
+    def _decide(self, want: Want, begins: bool) -> Step:
         if self._closed:
             raise WorkerStopsError
         self.moved_bytes = 0
         self._pool.trim(self)
         allowance = 0 if self.production.pace is None else self._pool.allowance()
-        return self.production.step(want, self._pool.runtime.now(), allowance)
+        return self.production.step(want, self._pool.runtime.now(), allowance, begins)
+
+    def has_block(self, ordinal: int) -> bool:
+        """Whether element `ordinal` is there."""
+        with self._changed:
+            return self.production.blocks.find(ordinal) is not None
 
     def _compute(self, cursor: Cursor, most: int) -> Block | None:
         """Computes up to `most` elements without the lock, and keeps them if they are to be kept.
@@ -525,28 +540,41 @@ class WorkerStream:
                     self._changed.notify_all()
                 self._close_retired()
 
+    @contextlib.contextmanager
+    def between_elements(self, until: float) -> Iterator[Cursor | None]:
+        """The cursor that was used last, when no element is computed; None if there is none.
+
+        No element is begun before the block ends. Raises DeadlineExceededError at `until`.
+        """
+        cursor = None
+        with self._changed:
+            self.production.is_paused = True
+        try:
+            with self._changed:
+                left = until - self._pool.runtime.now()
+                if not self._changed.wait_for(self._is_idle, max(0.0, left)):
+                    raise DeadlineExceededError("it takes too long")
+                idle = self._idle_cursors() if self.readers else []
+                if idle:
+                    cursor = idle[-1]
+                    cursor.busy = True
+            yield cursor
+        finally:
+            with self._changed:
+                if cursor is not None:
+                    cursor.busy = False
+                self.production.is_paused = self.is_handed_over
+                self._changed.notify_all()
+            self._close_retired()
+
+    def _is_idle(self) -> bool:
+        return not any(cursor.busy for cursor in self.production.cursors)
+
     def find_idle(self) -> int | None:
         """Where the cursor is that was used last, if it is idle."""
         with self._changed:
             idle, cursors = self._idle_cursors(), self.production.cursors
             return idle[-1].at if idle and idle[-1] is cursors[-1] else None
-
-    def has_small_state(self) -> bool:
-        """Whether its state is known to be small, or there is none.
-
-        Before the first mark, a stream that is idle saves its state to find out.
-        """
-        newest = self.production.marks.newest
-        if newest.ordinal or not newest.small:
-            return newest.small
-        if not self.has_cursors:
-            return True
-        at = self.find_idle()
-        if at is None:
-            return False
-        with self.hold_cursor(at) as cursor, contextlib.suppress(Exception):
-            return cursor is not None and encode_state(at, cursor.stream.save()) is not None
-        return False
 
     def _idle_cursors(self) -> list[Cursor]:
         return [c for c in self.production.cursors if not c.busy and c.stream is not None]

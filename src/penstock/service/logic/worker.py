@@ -1,4 +1,4 @@
-"""The worker: which elements of a stream it computes next, and which it keeps.
+"""The worker: which elements it computes next and which it keeps, and how it treats crashes.
 
 Several connections fetch elements of one stream, each in its own order and at its own pace.
 `Production.step` decides the next action for one of them. Fetching twice is harmless: an element
@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 from penstock.service.protocol import timing
 
@@ -147,11 +147,10 @@ class BlockBudget:
 class ConsumerPace:
     """Where the consumers of a coordinated read are, and whether a fast one has to wait."""
 
-    def __init__(self, consumers: int, patience: float = timing.PACE) -> None:
+    def __init__(self, consumers: int) -> None:
         self._at = [0] * consumers
         self._heard = [0.0] * consumers
         self._away = [False] * consumers
-        self._patience = patience
 
     def record(self, consumer: int, ordinal: int, now: float) -> None:
         """Notes that a consumer needs no element before `ordinal` of the stream."""
@@ -175,7 +174,7 @@ class ConsumerPace:
         slow = [c for c, a in enumerate(self._at) if a < at and not self._away[c]]
         if not slow:
             return False
-        if now - max(since, *(self._heard[c] for c in slow)) <= self._patience:
+        if now - max(since, *(self._heard[c] for c in slow)) <= timing.PACE:
             return True
         for silent in slow:
             self._away[silent] = True
@@ -306,7 +305,7 @@ class Make:
 
 @dataclass(frozen=True)
 class Wait:
-    """Wait: another thread computes the element, or slower consumers come first."""
+    """Wait: another thread computes the element, slower consumers come first, or none is begun."""
 
 
 @dataclass(frozen=True)
@@ -340,9 +339,14 @@ class Production:
     """Least recently used first."""
     retired: list[Cursor] = field(default_factory=list)
     """Cursors that the worker has to close."""
+    is_paused: bool = False
+    """Whether no element may be begun."""
 
-    def step(self, want: Want, now: float, allowance: int = 0) -> Step:
-        """Decides what to do for a fetch; slow consumers let `allowance` bytes be kept."""
+    def step(self, want: Want, now: float, allowance: int = 0, begins: bool = True) -> Step:
+        """Decides what to do for a fetch; slow consumers let `allowance` bytes be kept.
+
+        `begins`: an element may be begun for it.
+        """
         if self.pace is not None:
             self.pace.record(want.consumer, want.at, now)
         if (block := self.blocks.find(want.at)) is not None:
@@ -351,11 +355,12 @@ class Production:
             return End()
         if self._is_early(want, now, allowance):
             return Wait()
-        cursor = self._take_cursor(want)
+        cursor = self._take_cursor(want) if begins and not self.is_paused else None
         if cursor is None:
             return Wait()
         want.since = None
-        return Make(cursor, self._most(cursor, want))
+        stop = want.stop if cursor.stop is None else min(want.stop, cursor.stop)
+        return Make(cursor, stop - cursor.at)
 
     def _is_early(self, want: Want, now: float, allowance: int) -> bool:
         if self.pace is None or self.blocks.nbytes < allowance:
@@ -384,10 +389,6 @@ class Production:
         if not self.random:
             return None
         return min(want.stop, self.blocks.next_start(want.at) or want.stop)
-
-    def _most(self, cursor: Cursor, want: Want) -> int:
-        stop = want.stop if cursor.stop is None else min(want.stop, cursor.stop)
-        return stop - cursor.at
 
     def add_block(
         self, cursor: Cursor, count: int, nbytes: int, item: Any
@@ -434,3 +435,153 @@ class Production:
         self.cursors = [c for c in self.cursors if c not in idle]
         taken, self.retired = [*self.retired, *idle], []
         return taken
+
+
+# Crashed plan processes: when the worker restarts them, and which call it refuses.
+# A function can end its process by a crash in native code, by `os._exit`, or because memory runs
+# out. The worker replaces a crashed plan process at once. The successor records the calls that it
+# makes (see `engine/call_watch.py`). A call in which processes crash repeatedly is then refused: it
+# fails, and its element with it, as if the function had raised. So a crash costs one element, like
+# any failure.
+
+AT_ONCE = 4
+"""Early crashes in a row before a worker pauses: so many are needed to find a call."""
+
+MOST_ALONE = 2
+"""Processes that may crash in a call while no other call runs."""
+
+
+class RunningCall(Protocol):
+    """A call that ran when a process crashed: a digest that identifies it, empty if it has none,
+    and its function in words."""
+
+    @property
+    def key(self) -> bytes: ...
+
+    @property
+    def function(self) -> str: ...
+
+
+@dataclass(frozen=True)
+class Crash:
+    """How the last process of a plan crashed."""
+
+    number: int
+    """Counts all crashes of the worker, so that clients can distinguish two of them."""
+    code: int
+    """The exit code, negative for a signal."""
+    at: float
+    early: int = 0
+    """How many processes in a row crashed soon after their start."""
+    lifetime: float = 0.0
+    is_traced: bool = False
+    """Whether the worker has found the call, or the next process may find it."""
+    function: str = ""
+    """The user's function that was running, if it is known."""
+
+    @property
+    def pause(self) -> float:
+        """Seconds until the next process may start."""
+        late = self.early - AT_ONCE
+        if late < 0:
+            return 0.0
+        return min(timing.CRASH_FIRST_PAUSE * 2.0**late, timing.CRASH_LONGEST_PAUSE)
+
+    @property
+    def watch(self) -> float:
+        """Seconds for which the next process records its calls."""
+        return max(timing.CALL_WATCH, 2.0 * self.lifetime)
+
+
+@dataclass
+class Search:
+    """The search for the call that crashes the processes of one plan."""
+
+    suspects: dict[bytes, int] = field(default_factory=dict)
+    """Calls that ran when a process crashed, and how often each of them ran alone then."""
+    refused: dict[bytes, int] = field(default_factory=dict)
+    """Calls that are not made any more, and the exit code of the last process that made them."""
+    _crashes: int = 0
+    """How many processes crashed since the last call was refused."""
+    _widest: int = 0
+    """The most calls that ran at once when a process crashed."""
+
+    def add(self, calls: Sequence[RunningCall] | None, code: int) -> bool:
+        """Adds the calls that ran at a crash, None if they were not recorded.
+
+        Returns whether the call is found, or the next crash may reveal more about it.
+        """
+        self._crashes += 1
+        known = [call for call in calls or () if call.key]
+        self._widest = max(self._widest, len(known))
+        for call in known:
+            self.suspects.setdefault(call.key, 0)
+        if len(known) == 1:
+            self._add_alone(known[0], code)
+        # A call whose arguments differ each time is never found.
+        may_find = self._crashes <= AT_ONCE + MOST_ALONE * self._widest
+        return may_find and (calls is None or bool(known))
+
+    def _add_alone(self, call: RunningCall, code: int) -> None:
+        self.suspects[call.key] += 1
+        if self.suspects[call.key] >= MOST_ALONE:
+            del self.suspects[call.key]
+            self.refused[call.key] = code
+            self._crashes = 0
+
+
+class Crashes:
+    """The last crash of every plan, and the search for its cause, by the digest of the plan."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._last: dict[bytes, Crash] = {}
+        self._searches: dict[bytes, Search] = {}
+
+    def add(
+        self,
+        plan: bytes,
+        code: int,
+        started: float,
+        now: float,
+        calls: Sequence[RunningCall] | None = None,
+    ) -> Crash:
+        """Records that a process crashed, which had started at `started`, in one of `calls`."""
+        self.count += 1
+        search = self._searches.setdefault(plan, Search())
+        refused = len(search.refused)
+        is_traced = search.add(calls, code)
+        crash = self._last[plan] = Crash(
+            number=self.count,
+            code=code,
+            at=now,
+            # A call that was found does not crash the next process.
+            early=0 if len(search.refused) > refused else self._count_early(plan, now - started),
+            lifetime=now - started,
+            is_traced=is_traced,
+            function=calls[0].function if calls and len(calls) == 1 else "",
+        )
+        return crash
+
+    def _count_early(self, plan: bytes, lifetime: float) -> int:
+        before = self._last.get(plan)
+        in_a_row = 0 if before is None else before.early
+        return in_a_row + 1 if lifetime < timing.EARLY_CRASH else 0
+
+    def last(self, plan: bytes) -> Crash | None:
+        return self._last.get(plan)
+
+    def search(self, plan: bytes) -> Search:
+        """What is known about the calls of a plan that crash processes."""
+        return self._searches.get(plan) or Search()
+
+    def pause(self, plan: bytes, now: float) -> float:
+        """Seconds until the next process of a plan may start."""
+        crash = self._last.get(plan)
+        return 0.0 if crash is None else max(0.0, crash.at + crash.pause - now)
+
+    def forget(self, now: float) -> None:
+        """Forgets crashes that no client asks for any more."""
+        oldest = now - timing.CRASH_MEMORY
+        self._last = {plan: crash for plan, crash in self._last.items() if crash.at >= oldest}
+        self._searches = {plan: self._searches[plan] for plan in self._last}
