@@ -21,7 +21,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -87,7 +87,7 @@ def started(*words: str) -> Iterator[subprocess.Popen[str]]:
         process.wait()
 
 
-def measure(case: Case, element_bytes: int, seconds: float, number: int) -> Gaps:
+def measure(case: Case, element_bytes: int, seconds: float, number: int, staying: int = 1) -> Gaps:
     """One round."""
     dataset = make_dataset(case.megabytes, element_bytes, seconds)
     expected = [
@@ -101,7 +101,9 @@ def measure(case: Case, element_bytes: int, seconds: float, number: int) -> Gaps
         )
         with started("worker", "--dispatcher", address) as first, iter(remote) as iterator:
             found = [int(next(iterator))]
-            with started("worker", "--dispatcher", address):
+            with ExitStack() as others:
+                for _ in range(staying):
+                    others.enter_context(started("worker", "--dispatcher", address))
                 return _read(case, first, iterator, found, expected)
 
 
@@ -150,6 +152,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=0.05, help="of one element (0.05)")
     parser.add_argument("--element-bytes", type=int, default=1 << 18, help="in the buffer (256 KB)")
     parser.add_argument("--megabytes", type=float, nargs="+", default=[0, 1, 20, 50, 100, 200])
+    parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--jobs", nargs="+", default=["anonymous", "named"])
     parser.add_argument("--readers", nargs="+", default=["busy", "idle"])
     options = parser.parse_args()
@@ -162,7 +165,9 @@ def main() -> None:
         case, rounds = Case(megabytes, job, reader), []
         for _ in range(options.rounds):
             number += 1
-            rounds.append(measure(case, options.element_bytes, options.seconds, number))
+            rounds.append(
+                measure(case, options.element_bytes, options.seconds, number, options.workers - 1)
+            )
         columns = zip(*((r.before, r.after, r.leaving) for r in rounds), strict=True)
         before, after, leaving = map(_describe, columns)
         print(

@@ -26,6 +26,7 @@ from penstock.service.host.control_connection import ControlClient
 from penstock.service.host.runtime import MACHINE, Runtime
 from penstock.service.host.security import Security
 from penstock.service.host.services import Session
+from penstock.service.host.telemetry import Sent
 from penstock.service.host.worker_server import RunningWorker
 from penstock.service.logic.client import LeaseRecord, LeaseRequests
 from penstock.service.protocol.messages import (
@@ -192,22 +193,26 @@ class LightWorker:
     """A worker that registers and sends heartbeats; it stands for `Tasks` as well."""
 
     restarts = 0
+    sent = Sent()
 
     def __init__(self, name: str) -> None:
         self._info = WorkerInfo(name, f"{name}:1", "here", {"tcp": f"{name}:1"})
 
-    def open(self, control: ControlClient, runtime: Runtime = MACHINE) -> None:
+    def open(self, control: ControlClient, runtime: Runtime = MACHINE) -> RunningWorker:
         running = RunningWorker(threading.Event(), runtime=runtime)
         running.control, running.info = control, self._info
         running.tasks = self  # type: ignore[assignment]
         running.register(30.0)
         running.start_heartbeats()
+        return running
 
     def statuses(self) -> tuple[WorkStatus, ...]:
         return (WorkStatus("a job", 100, 0.5),)
 
     def tidy(self, jobs: Any = None) -> None:
         """There is nothing to close."""
+
+    close = tidy
 
 
 def main() -> None:

@@ -9,26 +9,17 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from penstock.element.chunk import Chunk
-from penstock.engine.figures import Figures
 from penstock.errors import DataLossError, UnavailableError
+from penstock.service.host.data_connection import MessageReader
 from penstock.service.host.security import ProcessLoss
 from penstock.service.protocol import timing
 from penstock.service.protocol.data_messages import (
-    CHECK_SIZE,
-    HEAD_SIZE,
     Closing,
-    Mark,
     Rows,
     check_bytes,
     checksum,
-    decode_message,
-    decoder_of_client,
-    decoder_of_worker,
     frame,
-    is_undamaged,
     pack_columns,
-    read_head,
-    unpack_columns,
 )
 from penstock.version import PROTOCOL
 from tests.simulation.kernel import Bell, Process
@@ -62,6 +53,20 @@ class Peer(Process):
             end.vanish() if silently else end.close()
 
 
+class ArrivedFrame:
+    """A channel that has received one frame, as a whole."""
+
+    left = memoryview(b"")
+    """What was not read of it."""
+
+    def receive(self, view: memoryview) -> int:
+        count = min(len(view), len(self.left))
+        view[:count], self.left = self.left[:count], self.left[count:]
+        return count
+
+    receive_all = receive
+
+
 class Endpoint:
     """One end of a data connection: in order and complete, until it breaks."""
 
@@ -69,14 +74,16 @@ class Endpoint:
     process_loss = ProcessLoss()
     protocol = PROTOCOL
 
-    def __init__(self, network: Network, owner: Peer, decoder: Any) -> None:
+    def __init__(self, network: Network, owner: Peer, client: bool) -> None:
         self.owner = owner
+        self.client = client
+        self._frame = ArrivedFrame()
+        self._reader = MessageReader(self._frame, client, pool=None, mapped=None)
         self.bell = Bell()
         """Rings when there is something to read, be it the end."""
         self.broken = False
         self._network = network
         self._world = network.world
-        self._decoder = decoder
         self._arrived: deque[bytes] = deque()
         self._ahead: deque[bytes] = deque()
         """What was taken in together with what was read last."""
@@ -118,24 +125,10 @@ class Endpoint:
         self._world.tell(f"a frame from {self.owner.name} to {self.peer.owner.name} is damaged")
         return b"".join((sent[:at], bytes([flipped]), sent[at + 1 :]))
 
-    def send_rows(
-        self,
-        request: int,
-        start: int,
-        chunk: Chunk,
-        mark: Mark | None = None,
-        seconds: float = 0.0,
-        began: int | None = None,
-        operators: tuple[Figures, ...] = (),
-    ) -> int:
+    def send_rows(self, request: int, start: int, chunk: Chunk, **more: Any) -> int:
         columns, parts = pack_columns(chunk)
         body = b"".join(parts)
-        rows = Rows(
-            *(request, start, len(chunk), columns, -1, len(body), "", mark, seconds),
-            checked=True,
-            began=began,
-            operators=operators,
-        )
+        rows = Rows(request, start, len(chunk), columns, nbytes=len(body), checked=True, **more)
         self._send(rows, body + check_bytes(checksum((body,))))
         return len(body)
 
@@ -176,25 +169,13 @@ class Endpoint:
         if self._aborted:
             raise UnavailableError("the connection was aborted")
         try:
-            return self._read(memoryview(self._ahead.popleft()))
+            self._frame.left = memoryview(self._ahead.popleft())
+            return self._reader.read()
         except DataLossError as error:
-            if self._decoder is decoder_of_worker:
+            if not self.client:
                 self._send(Closing(error.message))
             self.close()
             raise
-
-    def _read(self, sent: memoryview) -> tuple[Any, Any]:
-        """What a frame holds: `Rows` without columns if only its body was damaged."""
-        _, size, length, check = read_head(sent[:HEAD_SIZE])
-        data, body = sent[HEAD_SIZE : HEAD_SIZE + size], sent[HEAD_SIZE + size :]
-        if checksum((data,)) != check or length != len(body):
-            raise DataLossError("a message arrived damaged")
-        message = decode_message(self._decoder, data)
-        if not isinstance(message, Rows):
-            return message, None
-        if not is_undamaged(checksum((body,))):
-            return message, None
-        return message, unpack_columns(message.columns, body[:-CHECK_SIZE])
 
     def cut(self) -> None:
         """Nothing passes any more; both ends find out, each in its time."""
@@ -209,7 +190,7 @@ class Endpoint:
         The system of a worker probes its clients, which may be workers, and ends the connection.
         """
         self._deaf = self.peer._deaf = True
-        if self._decoder is decoder_of_client:
+        if self.client:
             self._world.at(_PROBED, self.peer._break)
 
     def abort(self) -> None:

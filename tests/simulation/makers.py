@@ -7,6 +7,7 @@ are real places to begin at.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -125,7 +126,7 @@ class Numbers(Stream):
         world, plan = self._making.owner.world, self._making.plan
         if not self._open:
             world.violated("a stream is pulled that was closed")
-        self._making.owner.pulls += not plan.buffers
+        self._making.owner.note_pull(self._making)
         values = self._values(limit)
         world.wait(OVERHEAD + plan.seconds * len(values))
         self._making.tell(self._trail, not values)
@@ -260,8 +261,8 @@ class NumberTasks(Tasks):
         self.world = world
         self.opened = 0
         """Streams that are open."""
-        self.pulls = 0
-        """How often elements were begun."""
+        self.note_pull: Callable[[Making], None] = lambda making: None
+        """Called whenever elements of a stream are begun."""
 
     def _plan_stream(self, work: Work) -> Any:
         if work.consumers and not 0 <= work.consumer < work.consumers:

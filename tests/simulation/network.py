@@ -15,7 +15,6 @@ import msgspec
 from penstock.errors import UnavailableError
 from penstock.service.host.control_connection import is_transient, reply_to_error
 from penstock.service.protocol import timing
-from penstock.service.protocol.data_messages import decoder_of_client, decoder_of_worker
 from penstock.service.protocol.messages import ErrorReply, Reply, Request
 from tests.simulation.endpoints import Endpoint, Peer
 from tests.simulation.kernel import Bell, World
@@ -138,8 +137,8 @@ class Network:
         if worker is None or pushed or self.world.chance(self.weather.lost):
             self.world.wait(self.delay())
             raise UnavailableError(f"nobody listens at {where}")
-        here = Endpoint(self, client, decoder_of_client)
-        there = Endpoint(self, worker, decoder_of_worker)
+        here = Endpoint(self, client, client=True)
+        there = Endpoint(self, worker, client=False)
         here.peer, there.peer = there, here
         client.hold(here)
         worker.hold(there)

@@ -9,10 +9,11 @@ from contextlib import suppress
 
 from penstock.errors import UnavailableError
 from penstock.service.host.worker_server import RunningWorker
+from penstock.service.protocol import timing
 from penstock.service.protocol.messages import Reply, Request, Work, WorkerInfo
 from tests.simulation.endpoints import Endpoint, Peer
 from tests.simulation.machines import Machine
-from tests.simulation.makers import NumberTasks
+from tests.simulation.makers import Making, NumberTasks
 from tests.simulation.network import Network
 from tests.simulation.plans import Dataset
 
@@ -34,6 +35,7 @@ class Worker(Peer):
         super().__init__(network, name)
         self.info = WorkerInfo(name, where, host, {"tcp": where})
         self.draining = False
+        self._late_pulls = 0
         machine = Machine(self)
         running = self.running = RunningWorker(machine.event(), runtime=machine)  # type: ignore[arg-type]
         running.control = running.listener = self  # type: ignore[assignment]
@@ -79,6 +81,16 @@ class Worker(Peer):
         if inside := self.running._gate._inside:
             self.world.violated(f"{self.name} thinks that it has {inside} fetches to answer")
 
+    def _note_late_pull(self, making: Making) -> None:
+        """Counts elements that are begun while it leaves, but of streams that are moving."""
+        gate = self.running._gate
+        moves = (m for stream, m in gate._moves.items() if stream.plan is making)  # type: ignore[comparison-overlap]
+        move = next(moves, None)
+        if move is not None and move.mark is not None:
+            self.world.violated(f"{self.name} makes more of a stream that it has handed over")
+        is_early = self.tasks.pool.runtime.now() < gate._until + timing.SWITCH
+        self._late_pulls += not (is_early and move is not None and move.is_pending)
+
     def drain(self) -> None:
         """Finishes what it is making, hands back the rest, says goodbye and ends."""
         self.world.tell(f"{self.name} drains")
@@ -87,11 +99,11 @@ class Worker(Peer):
 
     def _leave(self) -> None:
         self.running._gate.close(_DRAIN)  # What it begins until then does not count.
-        readers, pulls = len(self.connections), self.tasks.pulls
+        readers = len(self.connections)
+        self.tasks.note_pull = self._note_late_pull
         self.running.drain(_DRAIN)
-        # One thread for each reader may be about to begin an element. Of a stream without a mark,
-        # another element may be made until it is known that its state is small: it has a move.
-        if self.tasks.pulls - pulls > readers + len(self.running._gate._moves):
+        # One thread for each reader may be about to begin an element.
+        if self._late_pulls > readers:
             self.world.violated(f"{self.name} works on for {readers} readers, though it leaves")
         self.running.stop()
         self.crash()

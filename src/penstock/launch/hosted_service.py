@@ -30,6 +30,7 @@ from penstock.errors import InternalError, InvalidArgumentError, OpError
 from penstock.service.host.runtime import MACHINE
 from penstock.service.host.server_setup import DispatcherConfig, WorkerConfig, check_dispatcher
 from penstock.service.host.services import Session
+from penstock.service.host.sockets import on_error, shut
 from penstock.service.protocol import timing
 from penstock.service.protocol.messages import GetStatus, GetStatusReply
 
@@ -89,7 +90,7 @@ class WorkerGroup(Protocol):
         """Lets the workers register; `fail` is called if workers cannot run."""
 
     def __len__(self) -> int:
-        """The number of workers, without those that leave."""
+        """The number of workers that stay."""
 
     def resize(self, count: int) -> None:
         """Starts workers, or lets the latest ones leave, until there are `count`."""
@@ -167,12 +168,9 @@ def start_local(rest: str) -> HostedService:
     count, _, query = rest.partition("?")
     allowed, dashboard_port = parse_range(count), parse_dashboard_port(rest, query)
     workers = LocalWorkers(allowed.least, allowed.most)
-    try:
+    with on_error(workers.close):
         config = DispatcherConfig(token=secrets.token_hex(16), dashboard_port=dashboard_port)
         return HostedService(config, workers, allowed)
-    except BaseException:
-        workers.close()
-        raise
 
 
 def launch_here(workers: Any, config: DispatcherConfig) -> LocalService:
@@ -180,13 +178,10 @@ def launch_here(workers: Any, config: DispatcherConfig) -> LocalService:
     allowed = _parse_workers(workers)
     check_dispatcher(config)
     group = LocalWorkers(allowed.least, allowed.most)
-    hosted = None
-    try:
+    with on_error(group.close):
         hosted = HostedService(config, group, allowed)
+    with on_error(hosted.close):
         _await_workers(hosted, allowed.least)
-    except BaseException:
-        (hosted or group).close()
-        raise
     return LocalService(hosted)
 
 
@@ -267,8 +262,7 @@ class _Worker:
 
     def shut(self) -> None:
         if self.channel is not None:
-            with contextlib.suppress(OSError):
-                self.channel.shutdown(socket.SHUT_RDWR)
+            shut(self.channel)
 
     def note_end(self) -> None:
         if self.channel is not None:
@@ -279,7 +273,7 @@ class _Worker:
 
 
 class LocalWorkers:
-    """The workers of one service, and a thread that starts and replaces them.
+    """A `WorkerGroup` of processes, and a thread that starts and replaces them.
 
     The thread starts the program at once, and the workers after `begin`.
     """
@@ -300,12 +294,10 @@ class LocalWorkers:
         self._thread.start()
 
     def __len__(self) -> int:
-        """The number of workers, without those that leave."""
         with self._changed:
             return sum(not worker.leaves for worker in self._workers)
 
     def resize(self, count: int) -> None:
-        """Starts workers, or lets the latest ones leave, until there are `count`."""
         with self._changed:
             staying = [worker for worker in self._workers if not worker.leaves]
             for worker in staying[count:]:
@@ -317,7 +309,6 @@ class LocalWorkers:
                     self._start(worker, self._server)
 
     def begin(self, config: WorkerConfig, fail: Callable[[OpError], None]) -> None:
-        """Lets the workers register; `fail` is called if workers cannot run."""
         with self._changed:
             self._fail = fail
             self._first_message = json.dumps(config._asdict()).encode()
@@ -329,7 +320,7 @@ class LocalWorkers:
             self._changed.wait_for(lambda: not self._workers or self._closed)
 
     def close(self) -> None:
-        """Ends all workers, and kills those that do not end soon; may be repeated."""
+        """Ends all workers, and kills workers that do not end soon; may be repeated."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

@@ -234,7 +234,7 @@ class RayWorkers:
         return self._describe_shortage() if pending else STARTING
 
     def _wait_confirmed(self) -> tuple[list[Any], list[Any]]:
-        """The answers of actors that are placed, and of those that are not."""
+        """The answers of actors that Ray has placed, and of actors that wait for a place."""
         answers = list(self._confirmed.values())
         if not answers:
             return [], []

@@ -1,8 +1,8 @@
 """`ray://`: a service whose dispatcher and workers are actors of Ray.
 
 A reader finds the actor with the dispatcher by its name, and starts it if there is none. A thread
-of the reader tells the actor that the program still reads, and learns where the dispatcher is: Ray
-may have restarted it on another node. A launched service has a name, and runs until it is closed.
+of the reader calls the actor while the program reads, and learns where the dispatcher is: Ray may
+have restarted it on another node. A launched service has a name, and runs until it is closed.
 """
 
 from __future__ import annotations
@@ -58,17 +58,13 @@ def start_service(rest: str) -> RayService:
     """The service that `ray://rest` names, which is started if necessary."""
     options = parse_rest(rest)
     connect_ray(options.name)
-    if options.name == LOCAL and not _is_own_ray():
+    if options.name == LOCAL and load_ray().get_runtime_context().gcs_address not in _OWN_RAYS:
         options = replace(options, name=AUTO)  # It may have nodes on other machines.
     return RayService(options)
 
 
 _OWN_RAYS: set[str] = set()
 """The addresses of Rays that this program has started, on this machine."""
-
-
-def _is_own_ray() -> bool:
-    return load_ray().get_runtime_context().gcs_address in _OWN_RAYS
 
 
 def connect_ray(name: str) -> None:
@@ -146,23 +142,17 @@ def start_actor(options: RayOptions, name: str, token: str, runtime_env: Any = N
     return make.remote(options, token, f"{JOURNAL}{uuid.uuid4().hex}")
 
 
-def end_actor(actor: Any) -> None:
-    """Ends a service, and returns when Ray has noticed that."""
-    ray = load_ray()
-    with suppress(ray.exceptions.RayActorError):  # It ends instead of an answer.
-        ray.get(actor.end.remote(), timeout=timing.RAY_CALL)
-
-
 def reach_actor(options: RayOptions, find: Callable[[], Any]) -> tuple[Any, str, ServicePlace]:
     """The actor that `find` returns, its token and its place, once it answers."""
     ray = load_ray()
+    own_job = str(ray.get_runtime_context().get_job_id())
     patience = max(options.wait, timing.RAY_WAIT)
     deadline, deaths = time.monotonic() + patience, 0
     while True:
         actor = find()
         try:
             left = max(deadline - time.monotonic(), 0.0)
-            return actor, *ray.get(actor.connect.remote(_PROGRAM, _own_job()), timeout=left)
+            return actor, *ray.get(actor.connect.remote(_PROGRAM, own_job), timeout=left)
         except ray.exceptions.GetTimeoutError:
             with suppress(ray.exceptions.RayError):
                 ray.kill(actor)
@@ -179,11 +169,6 @@ def reach_actor(options: RayOptions, find: Callable[[], Any]) -> tuple[Any, str,
                     f"the same penstock, and what your functions import: {error}"
                 ) from None
             time.sleep(timing.RAY_RETRY)
-
-
-def _own_job() -> str:
-    """The job of Ray that this program is, or works for."""
-    return str(load_ray().get_runtime_context().get_job_id())
 
 
 _MOST_DEATHS = 3
@@ -230,7 +215,7 @@ class RayService:
         return place
 
     def is_current(self) -> bool:
-        """Whether a launched service is still the one that has its name."""
+        """Whether no other service has got the name of a launched service since."""
         if self.session.failure is not None or not self._ray.is_initialized():
             return False
         try:
@@ -240,7 +225,7 @@ class RayService:
         return bool(found == self._actor)
 
     def _follow(self) -> None:
-        """Tells the actor that this program reads, until the service is closed or has failed."""
+        """Calls the actor while this program reads, until the service is closed or has failed."""
         while self.session.failure is None and not self._closed.wait(timing.RAY_RENEWAL):
             try:
                 self._note(self._renew())
@@ -375,8 +360,11 @@ class LaunchedService:
         return f"ray://{self._name}"
 
     def close(self) -> None:
-        """Ends the dispatcher and its workers; may be repeated."""
-        end_actor(self._actor)
+        """Ends the dispatcher and its workers, and returns when Ray has noticed that; may be
+        repeated."""
+        ray = load_ray()
+        with suppress(ray.exceptions.RayActorError):  # It ends instead of an answer.
+            ray.get(self._actor.end.remote(), timeout=timing.RAY_CALL)
 
     def __enter__(self) -> Self:
         return self

@@ -17,6 +17,7 @@ from penstock.service.host.admission import DataListener
 from penstock.service.host.data_client import connect_data
 from penstock.service.host.data_connection import Connection
 from penstock.service.host.sockets import split_address
+from penstock.service.protocol import timing
 from penstock.service.protocol.data_messages import Done, Fetch
 from tests.integration.clusters import until
 from tests.service.host.wire_peers import SECURITY, info_of
@@ -81,17 +82,16 @@ def hung_up(raw: socket.socket) -> bool:
     return True
 
 
-def test_a_silent_stranger_is_dropped() -> None:
-    with (
-        DataListener(echo, SECURITY, handshake_seconds=0.05) as listener,
-        stranger(listener, "tcp") as raw,
-    ):
+def test_a_silent_stranger_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timing, "HANDSHAKE", 0.05)
+    with DataListener(echo, SECURITY) as listener, stranger(listener, "tcp") as raw:
         assert hung_up(raw)
 
 
 def test_many_silent_strangers_do_not_block_clients(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admission, "STRANGERS", 3)
-    with DataListener(echo, SECURITY, handshake_seconds=600) as listener:
+    monkeypatch.setattr(timing, "HANDSHAKE", 600.0)
+    with DataListener(echo, SECURITY) as listener:
         silent = [stranger(listener, "tcp") for _ in range(10)]
         assert works(listener, "tcp")
         assert all(hung_up(raw) for raw in silent[:7])
@@ -101,7 +101,8 @@ def test_many_silent_strangers_do_not_block_clients(monkeypatch: pytest.MonkeyPa
 
 def test_a_crowd_of_strangers_competes_with_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admission, "STRANGERS", 3)
-    with DataListener(echo, SECURITY, handshake_seconds=600) as listener:
+    monkeypatch.setattr(timing, "HANDSHAKE", 600.0)
+    with DataListener(echo, SECURITY) as listener:
         place = split_address(listener.transfers["tcp"])
         lone = socket.create_connection(("127.0.0.1", place[1]), source_address=("127.0.0.2", 0))
         crowd = [stranger(listener, "tcp") for _ in range(10)]

@@ -8,8 +8,7 @@ import pytest
 
 from penstock.data import Dataset
 from penstock.data.dataset import ENVIRONMENT
-from penstock.service.host.fetch_gate import FetchGate, ProgressReporter
-from penstock.service.host.fetch_server import serve
+from penstock.service.host.fetch_server import FetchGate, ProgressReporter, serve
 from penstock.service.host.runtime import MACHINE
 from penstock.service.host.tasks import Tasks
 from penstock.service.protocol import timing

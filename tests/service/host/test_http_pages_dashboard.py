@@ -142,7 +142,7 @@ def test_closing_ends_feeds(dashboard: Dashboard) -> None:
 
 def test_only_so_many_may_follow(dashboard: Dashboard) -> None:
     cookie = start_session(dashboard)
-    dashboard._server.most_guests = 1
+    dashboard.most_guests = 1
     with get(dashboard, "/events", cookie) as followed:
         next(read_events(followed))
         assert get(dashboard, "/events", cookie).status == 503

@@ -24,6 +24,7 @@ from penstock.service.host.http_pages import (
     make_metrics_token,
 )
 from penstock.service.host.security import Security
+from penstock.service.protocol import timing
 from tests.integration.clusters import until
 
 TOKEN = b"a token that strangers do not have"
@@ -47,8 +48,8 @@ PAGES = {
 def serve() -> Iterator[Serve]:
     with contextlib.ExitStack() as stack:
 
-        def start(security: Security = SECURITY, **options: float) -> HttpServer:
-            server = HttpServer("localhost", 0, security, PAGES, **options)
+        def start(security: Security = SECURITY) -> HttpServer:
+            server = HttpServer("localhost", 0, security, PAGES)
             stack.callback(server.close)
             server.start()
             return server
@@ -122,8 +123,9 @@ def test_other_requests_are_refused(serve: Serve, request_bytes: bytes, status: 
     assert get(server, "/page")[0] == 200
 
 
-def test_a_slow_client_is_dropped(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
-    server = serve(seconds=0.05)
+def test_a_slow_client_is_dropped(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timing, "HANDSHAKE", 0.05)
+    server = serve()
     assert send(server, b"GET /page HTTP/1.1\r\n") == b""
     until(lambda: server.rejections == 1)
 

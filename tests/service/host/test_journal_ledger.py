@@ -3,6 +3,7 @@
 import json
 import shutil
 import threading
+from typing import Any
 
 import msgspec
 import pytest
@@ -19,6 +20,7 @@ from penstock.service.protocol.messages import (
     Lease,
     OpenIteration,
     RegisterDataset,
+    Request,
     StreamRange,
 )
 from tests.integration.clusters import until
@@ -32,12 +34,19 @@ def made(path, name: str = "d") -> Ledger:
     return Ledger(Settings(dispatcher=name), str(path / "journal"))
 
 
+def answer(ledger: Ledger, request: Request) -> Any:
+    """Decides about a request, and returns the reply once its facts are on disk."""
+    reply = ledger.decide(request)
+    ledger.sync()
+    return reply
+
+
 @pytest.fixture
 def ledger(tmp_path):
     """With a reader of a named job."""
     ledger = made(tmp_path)
-    ledger.answer(REGISTER)
-    ledger.answer(OPEN)
+    answer(ledger, REGISTER)
+    answer(ledger, OPEN)
     yield ledger
     ledger.close()
 
@@ -53,9 +62,9 @@ def test_an_answer_is_out_when_its_facts_are_on_disk(ledger, monkeypatch):
         events.append(len(snapshot(ledger._state)[-2].ranges))
 
     monkeypatch.setattr(journals, "_sync", sync)
-    leased = ledger.answer(Lease("c", 1, 10))
+    leased = answer(ledger, Lease("c", 1, 10))
     assert ranges(leased) == [StreamRange(0, 0, 10)]
-    ledger.answer(ClientHeartbeat("c", 1))
+    answer(ledger, ClientHeartbeat("c", 1))
     assert events == [1], "a beat without facts waits for nothing"
 
 
@@ -68,11 +77,11 @@ def test_requests_are_decided_while_other_requests_wait_for_the_disk(ledger, mon
         assert go_on.wait(60)
 
     for number in range(8):
-        ledger.answer(msgspec.structs.replace(OPEN, client=f"c{number}"))
+        answer(ledger, msgspec.structs.replace(OPEN, client=f"c{number}"))
     monkeypatch.setattr(journals, "_sync", sync)
 
     def lease(number: int) -> None:
-        answers[number] = ledger.answer(Lease(f"c{number}", 1, 10))
+        answers[number] = answer(ledger, Lease(f"c{number}", 1, 10))
 
     threads = [threading.Thread(target=lease, args=(number,)) for number in range(8)]
     threads[0].start()
@@ -91,7 +100,7 @@ def test_requests_are_decided_while_other_requests_wait_for_the_disk(ledger, mon
 
 def test_a_full_disk_changes_nothing_but_who_was_heard_of(ledger, tmp_path, monkeypatch):
     file = ledger._journal._file
-    first = ledger.answer(Lease("c", 1, 10))
+    first = answer(ledger, Lease("c", 1, 10))
     before = snapshot(ledger._state)
     (pages,) = file.execute("PRAGMA page_count").fetchone()
     file.execute(f"PRAGMA max_page_count = {pages}").fetchall()
@@ -100,12 +109,12 @@ def test_a_full_disk_changes_nothing_but_who_was_heard_of(ledger, tmp_path, monk
     for seconds in range(0, 60, 5):
         monkeypatch.setattr(ledger._clock, "now", lambda at=now + seconds: at)
         with pytest.raises(UnavailableError, match="cannot write its journal .*full"):
-            ledger.answer(Lease("c", 2, 10, consumed))
+            answer(ledger, Lease("c", 2, 10, consumed))
         ledger.tick()
     assert snapshot(ledger._state) == before
     file.execute("PRAGMA max_page_count = 1000000").fetchall()
     ledger.tick()
-    assert ranges(ledger.answer(Lease("c", 2, 10, consumed))) == [StreamRange(0, 10, 20)]
+    assert ranges(answer(ledger, Lease("c", 2, 10, consumed))) == [StreamRange(0, 10, 20)]
     assert ranges(first) == [StreamRange(0, 0, 10)]
     after = snapshot(ledger._state)
     ledger.close()
@@ -123,24 +132,24 @@ def test_a_disk_that_failed_is_written_anew_before_anything_is_answered(
     with monkeypatch.context() as patch:
         patch.setattr(journals, "_sync", fail)
         with pytest.raises(UnavailableError, match="does not store the journal .*No space left"):
-            ledger.answer(Lease("c", 1, 10))
+            answer(ledger, Lease("c", 1, 10))
     with pytest.raises(UnavailableError, match="does not store the journal"):
-        ledger.answer(Lease("c", 1, 10))
+        answer(ledger, Lease("c", 1, 10))
     ledger.tick()
-    assert ranges(ledger.answer(Lease("c", 1, 10))) == [StreamRange(0, 0, 10)]
+    assert ranges(answer(ledger, Lease("c", 1, 10))) == [StreamRange(0, 0, 10)]
 
 
 def test_a_dispatcher_says_in_its_log_that_facts_were_lost(ledger, tmp_path, caplog):
     copy = tmp_path / "copy"
     copy.mkdir()
-    ledger.answer(Lease("c", 1, 10))
+    answer(ledger, Lease("c", 1, 10))
     for end in ("", "-wal"):
         shutil.copy(tmp_path / f"journal{end}", copy / f"journal{end}")
-    last = ledger.answer(Lease("c", 2, 10)).last
+    last = answer(ledger, Lease("c", 2, 10)).last
     older = made(copy, "e")
     for _ in range(2):
         with pytest.raises(NotFoundError, match=f"knows of fact {last.number}, and the journal"):
-            older.answer(Lease("c", 3, 10, last=last))
+            answer(older, Lease("c", 3, 10, last=last))
     older.close()
     first, second = (record.getMessage() for record in caplog.records)
     assert "the dispatcher has lost facts: reader c knows of fact" in first

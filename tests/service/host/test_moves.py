@@ -14,12 +14,13 @@ from penstock.data import Dataset
 from penstock.data.dataset import ENVIRONMENT
 from penstock.engine.processes.chunk_memory import host_id
 from penstock.errors import InvalidArgumentError, ResourceExhaustedError
+from penstock.plan.nodes import Node
 from penstock.service.host import moves
 from penstock.service.host.admission import DataListener
 from penstock.service.host.data_client import connect_data
 from penstock.service.host.data_connection import Connection
-from penstock.service.host.fetch_gate import FetchGate
-from penstock.service.host.fetch_server import serve
+from penstock.service.host.fetch_server import FetchGate, FetchServer, serve
+from penstock.service.host.runtime import Runtime
 from penstock.service.host.tasks import FetchedChunk, Task, Tasks
 from penstock.service.protocol import timing
 from penstock.service.protocol.data_messages import (
@@ -46,9 +47,16 @@ class Peer:
     """A worker with a gate, which serves `dataset` to all that connect."""
 
     def __init__(self, name: str, dataset: Dataset) -> None:
-        self.calls: list[int] = []
         self.gate = FetchGate()
-        self.tasks = Tasks(lambda digest: dataset.__plan__, lambda: ENVIRONMENT, name, connect=dial)
+        self.may_load = threading.Event()
+        """Whether it can load plans: that may take long."""
+        self.may_load.set()
+
+        def load(digest: str) -> Node:
+            self.may_load.wait()
+            return dataset.__plan__
+
+        self.tasks = Tasks(load, lambda: ENVIRONMENT, name, connect=dial)
         self.listener = DataListener(self._serve, SECURITY)
         self.info = WorkerInfo(name, "localhost:1", host_id(), dict(self.listener.transfers))
 
@@ -91,12 +99,26 @@ def buffered(held: int = 20, made: Any = None, size: int = 512) -> Dataset:
     return numbers.map(take_first, output_signature=Dataset.range(1).element_spec)
 
 
+def summed(made: Any = None) -> Dataset:
+    """Sums of numbers, which have small states."""
+
+    def note(x: Any) -> Any:
+        if made is not None:
+            made(int(x))
+        return x
+
+    sums = Dataset.range(COUNT).scan(np.int64(0), lambda total, x: (total + x, total + x))
+    return sums.map(note, output_signature=Dataset.range(1).element_spec)
+
+
 class Reader:
     """A client that requests one element after the other."""
 
-    def __init__(self, peer: Peer, successor: WorkerInfo | None = None) -> None:
+    def __init__(
+        self, peer: Peer, successor: WorkerInfo | None = None, *, work: Work = WORK
+    ) -> None:
         self.connection = dial(peer.info, WORK)
-        self.connection.send(OpenTask(1, WORK))
+        self.connection.send(OpenTask(1, work))
         self.successor = successor
         self.found: list[int] = []
         self.mark: Mark | None = None
@@ -119,6 +141,7 @@ class Reader:
                 self.mark = message.mark or self.mark
             elif isinstance(message, Progress) and message.leaves:
                 self.news.append(message)
+                self.mark = message.moved[0].mark if message.moved else self.mark
             if isinstance(message, until):
                 return message
 
@@ -156,6 +179,184 @@ def test_a_large_state_moves_while_elements_are_made(monkeypatch: pytest.MonkeyP
         assert made == expected[8:]  # No element is computed twice.
 
 
+def test_elements_are_made_until_the_next_worker_has_loaded_the_plan() -> None:
+    """Also if the state is small."""
+    made: list[int] = []
+    dataset = summed(made.append)
+    expected = [int(x) for x in dataset]
+    with peers(dataset) as (old, new):
+        reader = Reader(old, new.info)
+        for start in range(8):
+            reader.read(start)
+        made.clear()
+        new.may_load.clear()
+        old.gate.close()
+        for start in range(8, 40):
+            assert isinstance(reader.read(start), Done)
+        assert reader.mark is None
+        new.may_load.set()
+        stop = 40
+        while isinstance(reader.read(stop), Done):
+            stop += 1
+        assert old.gate.wait(60)
+        # The state is in the mark: any worker can continue, but this one at once.
+        mark = reader.mark
+        assert mark is not None
+        assert (mark.ordinal, mark.worker) == (stop, "stays")
+        assert 0 < len(mark.state) < LARGE_STATE
+        assert reader.found + Reader(new).read_all(stop, mark) == expected
+        assert made == expected[8:]  # No element is computed twice.
+
+
+def test_the_consumers_of_a_coordinated_read_continue_where_the_stream_was() -> None:
+    """Each counts its own elements."""
+    made: list[int] = []
+    dataset = summed(made.append)
+    expected = [int(x) for x in dataset]
+    with peers(dataset) as (old, new):
+        works = [msgspec.structs.replace(WORK, consumers=2, consumer=c) for c in range(2)]
+        fast, slow = (Reader(old, new.info, work=work) for work in works)
+        for number in range(10):
+            fast.read(number)
+            if number < 9:
+                slow.read(number)
+        until(lambda: all(s._doing is None for s in old.gate.reporter.servers))
+        made.clear()
+        old.gate.close()
+        assert old.gate.wait(60)
+        for reader in (fast, slow):
+            while not reader.mark:
+                reader.receive(Progress)
+        assert fast.mark is not None
+        assert slow.mark is not None
+        assert (fast.mark.ordinal, slow.mark.ordinal) == (10, 9)
+        assert fast.mark.worker == slow.mark.worker == "stays"
+        assert fast.mark.state == slow.mark.state != b""
+        there = [Reader(new, work=work) for work in works]
+        assert there[1].read_all(9, slow.mark) == expected[19::2]
+        assert there[0].read_all(10, fast.mark) == expected[20::2]
+        assert sorted(made) == expected[19:]
+
+
+def test_a_client_learns_where_a_stream_continues_before_its_requests_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else it would ask another worker with an earlier mark. The move may end at any time."""
+    held, go, seen = threading.Event(), threading.Event(), list(range(8))
+
+    def wait(x: int) -> None:
+        if not seen:
+            held.set()
+            go.wait()
+        else:
+            seen.pop()
+
+    find_news = FetchServer._find_news
+
+    def end_move_behind(server: FetchServer) -> Progress | None:
+        news = find_news(server)
+        new.may_load.set()
+        until(lambda: not move.is_pending)
+        return news
+
+    with peers(summed(wait)) as (old, new):
+        reader = Reader(old, new.info)
+        for start in range(8):
+            reader.read(start)
+        [stream] = old.tasks.pool.streams.values()
+        reader.connection.send(OpenTask(2, msgspec.structs.replace(WORK, stream=1)))
+        reader.connection.send(Fetch(20, 2, 0, 1), Fetch(21, 1, 8, 9))
+        held.wait()  # The thread of the connection makes an element of another stream.
+        new.may_load.clear()
+        old.gate.close()
+        until(lambda: stream in old.gate._moves)
+        move = old.gate._moves[stream]
+        [server] = old.gate.reporter.servers
+        monkeypatch.setattr(FetchServer, "_find_news", end_move_behind)
+        server.hand_back()
+        refusal = reader.receive(Impossible)
+        assert refusal.request == 21
+        assert reader.mark is not None
+        assert (reader.mark.ordinal, reader.mark.worker) == (8, "stays")
+        go.set()
+        assert old.gate.wait(60)
+
+
+def test_elements_that_were_made_are_sent_after_the_stream_was_handed_over() -> None:
+    made: list[int] = []
+    with peers(summed(made.append)) as (old, new):
+        first, second = (Reader(old, new.info) for _ in range(2))
+        for number in range(9):
+            first.read(number)
+        second.read(0)
+        until(lambda: all(s._doing is None for s in old.gate.reporter.servers))
+        made.clear()
+        new.may_load.clear()
+        old.gate.close()
+        until(lambda: bool(old.gate._moves))
+        [move] = old.gate._moves.values()
+        old.gate.enter(is_moving=True)  # It does not end in the middle of this.
+        new.may_load.set()
+        until(lambda: not move.is_pending)
+        assert isinstance(second.read(8), Done)
+        assert second.found[-1] == first.found[8]
+        assert isinstance(second.read(9), Impossible)
+        assert made == []
+        old.gate.leave()
+        assert old.gate.wait(60)
+
+
+def test_no_element_is_begun_that_would_end_after_half_of_the_grace_period() -> None:
+    now, clock = [0.0], Runtime()
+    clock.now = lambda: now[0]  # type: ignore[method-assign]
+    task = state_parts(summed(), 2)
+    [stream] = task._tasks.pool.streams.values()
+    info = WorkerInfo("stays", "localhost:1", "host", {})
+    move = moves.Move(stream, WORK, info, dial, clock, until=15.0)
+    assert move.allows_element(6.0)
+    now[0] = 8.0
+    assert move.allows_element(6.0)
+    assert not move.allows_element(8.0)
+    assert not move.is_pending
+    assert move.mark is None
+
+
+def test_a_stream_that_was_not_begun_is_handed_back_at_once() -> None:
+    with peers(summed()) as (old, new):
+        new.may_load.clear()
+        reader = Reader(old, new.info)
+        until(lambda: len(old.gate.reporter.servers) == 1)
+        old.gate.close()
+        assert isinstance(reader.read(0), Impossible)
+        assert old.gate.wait(60)
+        assert not old.gate._moves
+        new.may_load.set()
+
+
+def test_each_stream_moves_to_the_worker_that_was_named_for_it() -> None:
+    dataset = summed()
+    third = Peer("third", dataset)
+    with peers(dataset) as (old, new), third.listener:
+        reader = Reader(old, new.info)
+        other = msgspec.structs.replace(WORK, stream=1)
+        reader.connection.send(OpenTask(2, other))
+        reader.read(0)
+        reader.connection.send(Fetch(9, 2, 0, 1, None, "", 0, MOST_STATE, third.info))
+        reader.receive(Done)
+        reader.connection.send(Fetch(10, 1, 1, 2))  # As in the last request.
+        reader.receive(Done)
+        reader.connection.send(Fetch(11, 2, 1, 2, None, "", 0, MOST_STATE, new.info))
+        reader.receive(Done)
+        until(lambda: all(s._doing is None for s in old.gate.reporter.servers))
+        old.gate.close()
+        assert old.gate.wait(60)
+        moved: dict[int, str] = {}
+        while len(moved) < 2:
+            reader.receive(Progress)
+            moved |= {task.task: task.mark.worker for news in reader.news for task in news.moved}
+        assert moved == {1: "third", 2: "stays"}
+
+
 def test_an_idle_stream_moves_without_a_request() -> None:
     made: list[int] = []
     dataset = buffered(made=made.append)
@@ -183,7 +384,7 @@ def test_the_client_of_an_idle_stream_gets_a_small_state() -> None:
         reader = Reader(old)
         for start in range(200):  # A mark is saved after 64 chunks.
             reader.read(start)
-        until(lambda: all(s._doing is None for s in old.gate.reporter.servers))  # type: ignore[attr-defined]
+        until(lambda: all(s._doing is None for s in old.gate.reporter.servers))
         old.gate.close()
         assert old.gate.wait(60)
         reader.receive(Progress)
@@ -308,6 +509,39 @@ def test_a_move_is_given_up_after_a_part_of_the_grace_period() -> None:
         assert old.gate.wait(60)
 
 
+def test_a_large_state_moves_even_if_its_last_element_is_made_before_moves_begin(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The thread of the connection may notice first that the worker leaves. The client does not
+    read, so a large state in the way of the element would block that thread."""
+    held, go, begins = threading.Event(), threading.Event(), threading.Event()
+    monkeypatch.setattr(FetchServer, "begin_moves", lambda server: begins.wait())
+
+    def wait(x: int) -> None:
+        if len(seen) == 4:
+            held.set()
+            go.wait()
+        seen.append(x)
+
+    seen: list[int] = []
+    dataset = buffered(made=wait)
+    with peers(dataset) as (old, new):
+        reader = Reader(old, new.info)
+        for start in range(4):
+            reader.read(start)
+        reader.connection.send(Fetch(9, 1, 4, 5, None, "", 0, MOST_STATE, new.info))
+        held.wait()
+        old.gate.close()
+        go.set()
+        until(lambda: bool(old.gate._moves))  # The thread of the connection has begun it.
+        reader.receive(Done)
+        while reader.mark is None:
+            reader.receive(Progress)
+        assert reader.mark == Mark(5, b"", "stays")
+        begins.set()
+        assert old.gate.wait(60)
+
+
 def test_a_client_that_does_not_read_does_not_hold_up_a_worker_that_leaves(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -317,13 +551,12 @@ def test_a_client_that_does_not_read_does_not_hold_up_a_worker_that_leaves(
         connection = dial(old.info, WORK)
         connection.send(OpenTask(1, WORK))
         connection.send(Fetch(1, 1, 0, COUNT))
-        until(lambda: any(s._sending_since for s in old.gate.reporter.servers))  # type: ignore[attr-defined]
+        until(lambda: any(s._sending_since for s in old.gate.reporter.servers))
         old.gate.close(1e-3)
         assert old.gate.wait(60)
 
 
 def test_a_stream_that_ends_meanwhile_needs_no_move(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timing, "IDLE_CURSOR", 1e-3)
     monkeypatch.setattr(moves, "StateSender", None)  # None is made.
     with peers(buffered(held=COUNT)) as (old, new):
         reader = Reader(old, new.info)

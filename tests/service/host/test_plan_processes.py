@@ -29,6 +29,7 @@ from penstock.service.host.plan_processes import (
     encode,
     open_watch,
 )
+from penstock.service.host.runtime import MACHINE
 from penstock.service.host.security import ProcessLoss
 from penstock.service.protocol.messages import WorkStatus
 from tests.integration.clusters import until
@@ -100,7 +101,7 @@ class House(PlanProcesses):
         near, far = socket.socketpair()
         self.ends.append(near)
         client = AcceptedClient(far, "shm", "a client", 0, True, plan)
-        plan_processes._start_thread(lambda: self._visited(client))
+        MACHINE.start(lambda: self._visited(client), "client")
         self.given.get()
         return near
 
@@ -173,7 +174,7 @@ def test_a_client_that_comes_between_a_death_and_its_news_waits_for_them(house: 
     first = house.visit()
     house.ward.ends[1].close()
     visiting = queue.Queue[socket.socket]()
-    plan_processes._start_thread(lambda: visiting.put(house.visit()))
+    MACHINE.start(lambda: visiting.put(house.visit()), "client")
     until(lambda: house._clients == 2)
     house.ward.deaths.put(ProcessExit(1, 3))
     visiting.get()
@@ -278,7 +279,7 @@ def test_idle_processes_end(house: House, time: Time) -> None:
 def test_a_worker_drains_when_all_its_processes_have(house: House) -> None:
     house.visit(), house.visit(OTHER)
     done = queue.Queue[None]()
-    plan_processes._start_thread(lambda: done.put(house.drain(None)))
+    MACHINE.start(lambda: done.put(house.drain(None)), "drain")
     assert [house.ward.told(1) for _ in range(3)][2] == Drain()
     house.ward.say(1, DrainReply())
     house.ward.die(2, -9)

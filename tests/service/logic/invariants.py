@@ -52,11 +52,12 @@ def _check_partition(where: str, parts: list[tuple[int, int]], reached: int) -> 
 def _check_holders(state: State, where: str, group: Group) -> None:
     held: dict[str, int] = {}
     at: dict[str, dict[int, None]] = {}
-    for stream, client, start, stop in group.held():
-        held[client] = held.get(client, 0) + stop - start
-        at.setdefault(client, {})[stream] = None
-        known = state.clients.get(client)
-        _require(known is not None and known.standing == HERE, f"{where}: {client} is not here")
+    for stream, track in group.tracks.items():
+        for client, ranges in track.held.items():
+            held[client] = held.get(client, 0) + ranges.count
+            at.setdefault(client, {})[stream] = None
+            known = state.clients.get(client)
+            _require(known is not None and known.standing == HERE, f"{where}: {client} is not here")
     _require(held == group.holders, f"{where}: holders {group.holders}, but leases {held}")
     _require(at == group.at, f"{where}: clients are at {group.at}, but leases are of {at}")
 

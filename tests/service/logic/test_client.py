@@ -676,14 +676,44 @@ def test_clients_choose_the_same_successor_of_a_worker() -> None:
     for reader, names in ((one, "uvwx"), (other, "xwvu")):
         for name in names:
             reader.join(name)
-    found = {worker: one.find_successor(worker) for worker in "uvwx"}
-    assert found == {worker: other.find_successor(worker) for worker in "uvwx"}
+    found = {worker: one.find_successor(worker, Feed(0)) for worker in "uvwx"}
+    assert found == {worker: other.find_successor(worker, Feed(0)) for worker in "uvwx"}
     assert all(worker != successor for worker, successor in found.items())
-    one.leaving = {found["u"] or "", *"vwx"} - {"u", "v"}
-    assert one.find_successor("u") in ("v", None)
-    one.leaving = {"v", "w", "x"}
-    assert one.find_successor("u") is None
-    assert reading_of("random", [20]).fetcher.find_successor("u") is None
+    feed = Feed(0)
+    assert one.find_successor("u", feed) == found["u"]
+    one.join("t")
+    assert one.find_successor("u", feed) == found["u"], "it keeps to its choice"
+    one.leaving = {*"twx"}
+    assert one.find_successor("u", feed) == "v"
+    one.leaving = {*"tvwx"}
+    assert one.find_successor("u", feed) is None
+    assert reading_of("random", [20]).fetcher.find_successor("u", Feed(0)) is None
+
+
+def test_streams_of_one_worker_have_several_successors() -> None:
+    reader = reading_of("split", [20] * 30).fetcher
+    for name in "uvwx":
+        reader.join(name)
+    feeds = [Feed(stream) for stream in range(30)]
+    assert {reader.find_successor("u", feed) for feed in feeds} == {*"vwx"}
+    feeds[0].refused = {"v": UnavailableError("no file"), "w": UnavailableError("no file")}
+    assert reader.find_successor("u", feeds[0]) == "x"
+
+
+def test_a_small_state_is_sent_to_the_worker_that_continues() -> None:
+    reader, asks = read_with("u", "v", "w")
+    reader.leaving.add("u")
+    reader.begin_move(asks[0].feed, "u")
+    reader.arrive(asks[0].request, 1, Elements(0, 1, 2))
+    reader.mark(asks[0].request, Mark(2, b"last", "w"))
+    reader.done(asks[0].request, None)
+    for ask in asks[1:]:
+        reader.refuse(ask.request, UnavailableError("it stops"), elsewhere=True)
+    again = reader.asks()
+    assert {(ask.worker, ask.mark) for ask in again} == {("w", Mark(2, b"last", "w"))}
+    # Any other worker can continue with it as well.
+    reader.lose("w")
+    assert {(ask.worker, ask.mark) for ask in reader.asks()} == {("v", Mark(2, b"last", "w"))}
 
 
 def test_the_rest_of_a_request_is_asked_of_another_worker() -> None:

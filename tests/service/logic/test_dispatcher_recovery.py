@@ -11,7 +11,7 @@ from penstock.service.logic.dispatcher import (
     stamp_reply,
 )
 from penstock.service.logic.facts import RangesClaimed
-from penstock.service.logic.leases import describe_ranges
+from penstock.service.logic.leases import Ranges, describe_ranges
 from penstock.service.logic.state import Settings, State
 from penstock.service.protocol.messages import Lease, Leave, Ok, StreamRange
 from tests.service.logic.invariants import check
@@ -240,7 +240,7 @@ def group(world: World):
 
 
 def lease_twice(world: World) -> None:
-    group(world).tracks[0].holdings("b").add(0, 1)
+    group(world).tracks[0].held["b"] = Ranges([(0, 1)])
 
 
 def forget_a_client(world: World) -> None:

@@ -331,3 +331,12 @@ class TestTurns:
         assert made.lap == 4
         with pytest.raises(DataLossError, match="has lost what the consumers agreed on"):
             made.set_streams(opened(*news).streams)
+
+
+def test_elements_of_an_earlier_lap_are_needed_first() -> None:
+    order = RoundRobinOrder(block=2)
+    order.add(2, {})
+    order.extend((0, 0, 3))
+    first, _, late = order.upcoming()
+    assert [order.find_turn(first, ordinal) for ordinal in range(5)] == [0, 0, 1, 1, 2]
+    assert [order.find_turn(late, ordinal) for ordinal in range(3)] == [3, 3, 4]

@@ -23,6 +23,7 @@ from penstock.service.logic.worker import (
     Wait,
     Want,
 )
+from penstock.service.protocol import timing
 
 
 def block(start: int, stop: int, nbytes: int = 1) -> Block:
@@ -44,6 +45,21 @@ class TestStride:
             assert [stride.ordinal(number) for number in range(len(mine))] == mine
             for stop in range(40):
                 assert stride.count(stop) == sum(ordinal < stop for ordinal in mine)
+
+
+class TestPause:
+    @pytest.mark.parametrize("random", [True, False])
+    def test_begins_nothing_but_serves_what_is_there(self, random):
+        production = Production(random=random)
+        made = production.step(Want(0, 4), 0.0)
+        assert isinstance(made, Make)
+        production.add_block(made.cursor, 2, 1, None)
+        assert production.step(Want(2, 4), 0.0, begins=False) == Wait()
+        production.is_paused = True
+        assert production.step(Want(2, 4), 0.0) == Wait()
+        assert isinstance(production.step(Want(1, 4), 0.0, begins=False), Serve)
+        production.is_paused = False
+        assert isinstance(production.step(Want(2, 4), 0.0), Make)
 
 
 class TestKeptBlocks:
@@ -123,7 +139,7 @@ class TestBlockBudget:
 
 class TestConsumerPace:
     def test_who_is_ahead_waits_for_who_is_behind(self):
-        pace = ConsumerPace(3, patience=5.0)
+        pace = ConsumerPace(3)
         for consumer, ordinal in enumerate([30, 10, 20]):
             pace.record(consumer, ordinal, 0.0)
         assert pace.floor == 10
@@ -132,14 +148,15 @@ class TestConsumerPace:
         assert not pace.must_wait(1, 0.0, 1.0)
 
     def test_no_consumer_waits_without_end(self):
-        pace = ConsumerPace(2, patience=5.0)
+        pace = ConsumerPace(2)
         pace.record(0, 10, 100.0)
-        assert pace.must_wait(0, 100.0, 105.0)
-        assert not pace.must_wait(0, 100.0, 105.1)
+        late = 100.0 + timing.PACE
+        assert pace.must_wait(0, 100.0, late)
+        assert not pace.must_wait(0, 100.0, late + 0.1)
         assert pace.floor == 10
-        pace.record(1, 3, 106.0)
+        pace.record(1, 3, late + 1.0)
         assert pace.floor == 3
-        assert pace.must_wait(0, 100.0, 110.0)
+        assert pace.must_wait(0, 100.0, late + 5.0)
 
 
 class TestMarks:
@@ -271,7 +288,7 @@ class TestProduction:
         assert Production(random=False, kept=True, blocks=production.blocks).droppable() == []
 
     def test_consumers_wait_for_each_other_when_much_is_kept(self):
-        production = Production(random=False, kept=True, pace=ConsumerPace(2, patience=5.0))
+        production = Production(random=False, kept=True, pace=ConsumerPace(2))
         step = production.step(Want(0, 100, consumer=0), 0.0, 50)
         assert isinstance(step, Make)
         production.add_block(step.cursor, 10, 60, "item")
@@ -283,11 +300,11 @@ class TestProduction:
         assert isinstance(production.step(ahead, 4.0, 50), Make)
 
     def test_consumers_do_not_wait_for_a_consumer_that_never_comes(self):
-        production = Production(random=False, kept=True, pace=ConsumerPace(2, patience=5.0))
+        production = Production(random=False, kept=True, pace=ConsumerPace(2))
         production.blocks.add(block(0, 10, 60))
         ahead = Want(10, 100, consumer=0)
         assert production.step(ahead, 10.0, 50) == Wait()
-        assert isinstance(production.step(ahead, 16.0, 50), Make)
+        assert isinstance(production.step(ahead, 11.0 + timing.PACE, 50), Make)
         assert production.pace is not None
         assert production.pace.floor == 10
 

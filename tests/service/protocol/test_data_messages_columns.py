@@ -18,6 +18,7 @@ from penstock.element.chunk import Chunk
 from penstock.element.ragged import Ragged
 from penstock.errors import DataLossError, InvalidArgumentError
 from penstock.service.protocol.data_messages import body_size, pack_columns, unpack_columns
+from tests.engine.formats.comparing import exact
 
 DTYPES = (
     "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 "
@@ -39,18 +40,6 @@ def there_and_back(*columns: Any) -> list[Any]:
     description, parts = pack_columns(Chunk(nest.tuple_of(len(columns)), list(columns), size))
     assert body_size(description) == sum(map(len, parts))
     return unpack_columns(description, aligned(parts))
-
-
-def exact(leaf: Any) -> Any:
-    """A column as something that `==` compares to the last bit."""
-    if isinstance(leaf, list):
-        return [exact(item) for item in leaf]
-    if isinstance(leaf, Ragged):
-        return "ragged", leaf.row_splits.dtype, leaf.row_lengths.tolist(), exact(leaf.flat)
-    if isinstance(leaf, np.ndarray | np.generic):
-        data = leaf.ravel().tolist() if leaf.dtype == object else leaf.tobytes()
-        return type(leaf), leaf.dtype, leaf.shape, data
-    return leaf
 
 
 def text(items: list[bytes], shape: tuple[int, ...] | None = None) -> Any:

@@ -1,6 +1,7 @@
 """Frames: heads and messages, and bytes that are neither."""
 
 import contextlib
+import struct
 from typing import Any
 
 import msgspec
@@ -154,13 +155,23 @@ def test_what_is_no_head(head: bytes) -> None:
 
 
 @given(st.binary(min_size=HEAD_SIZE, max_size=HEAD_SIZE))
-def test_random_heads_stay_in_bounds(data: bytes) -> None:
-    try:
-        _, message, body, _ = read_head(data)
-    except DataLossError:
-        return
-    assert message <= MAX_MESSAGE
-    assert body <= MAX_BODY
+def test_random_bytes_are_no_head(data: bytes) -> None:
+    with pytest.raises(DataLossError, match="the head of a frame"):
+        read_head(data)
+
+
+def sizes_around(limit: int, bits: int) -> st.SearchStrategy[int]:
+    return st.integers(0, limit) | st.integers(limit - 1, limit + 1) | st.integers(0, 2**bits - 1)
+
+
+@given(sizes_around(MAX_MESSAGE, 32), sizes_around(MAX_BODY, 64))
+def test_heads_of_any_sizes_stay_in_bounds(message: int, body: int) -> None:
+    head = sealed(frame_head(MESSAGE, 0)[:4] + struct.pack("<IQI", message, body, 0))
+    if message <= MAX_MESSAGE and body <= MAX_BODY:
+        assert read_head(head) == (MESSAGE, message, body, 0)
+    else:
+        with pytest.raises(DataLossError, match="larger than any can be"):
+            read_head(head)
 
 
 @given(st.binary(max_size=200))

@@ -36,7 +36,7 @@ def test_every_inequality_holds() -> None:
         ({"IDLE_STREAM": 1.0}, "a stream outlives the reconnecting of its client"),
         ({"MOVE": 0.95}, "a worker that leaves has time for its last elements"),
         ({"WORKER_TIMEOUT": 1.3}, "a client waits for a worker that hands over its last element"),
-        ({"SHORT_COPY": 0.2}, "a copy that is not short is noticed"),
+        ({"SHORT_COPY": 0.2}, "the last copy fits into the switch"),
         ({"MOVED_STREAM": 9.0}, "a state that was moved outlives its reader's pause"),
         ({"PLAN_PROCESS_CLOSE": 0.5}, "a plan process closes before it is killed"),
         ({"WORKER_CLOSE": 1.5}, "a local worker stops before it is killed"),

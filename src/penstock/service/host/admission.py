@@ -47,6 +47,7 @@ from penstock.service.host.sockets import (
     keep_alive,
     listen_tcp,
     listen_unix,
+    on_error,
     shut,
     tune_for_data,
 )
@@ -93,7 +94,6 @@ class Admission:
         mark: The purpose of the connections (see `security`).
         welcome: Makes a guest of a connection that has proved the token.
         grace: Seconds in which dismissed guests may finish their current request.
-        handshake_seconds: Seconds in which a stranger must prove the token.
         last_loss: The last process that a worker lost for a plan, by digest.
     """
 
@@ -105,7 +105,6 @@ class Admission:
         welcome: Callable[[socket.socket, ServerHandshake], Guest],
         *,
         grace: float = 0.0,
-        handshake_seconds: float = timing.HANDSHAKE,
         last_loss: Callable[[bytes], ProcessLoss] = no_process_loss,
     ) -> None:
         self._listening = list(listening)
@@ -117,7 +116,7 @@ class Admission:
             for each in self._listening:
                 each.close()
             raise
-        self._grace, self._seconds, self._last_loss = grace, handshake_seconds, last_loss
+        self._grace, self._last_loss = grace, last_loss
         self.most_guests = _most_guests()
         self._lock = threading.Lock()
         """Guards the fields down to `rejections`."""
@@ -259,7 +258,7 @@ class Admission:
 
     def _admit(self, stranger: Stranger) -> Guest | None:
         """Does the handshake and returns a guest; returns None if it has failed."""
-        deadline = time.monotonic() + self._seconds
+        deadline = time.monotonic() + timing.HANDSHAKE
         connected = stranger.connected
         try:
             if connected.family != getattr(socket, "AF_UNIX", None):
@@ -307,11 +306,8 @@ class Admission:
         with self._lock:
             if (thread := threading.current_thread()) in self._strangers:
                 self._strangers[thread] = Stranger(encrypted, stranger.host)
-        try:
+        with on_error(encrypted.close):
             encrypted.do_handshake()
-        except BaseException:
-            encrypted.close()
-            raise
         return encrypted
 
     def _log_rejection(self, host: str, error: Exception) -> None:
@@ -405,7 +401,6 @@ class DataListener:
         host: str = "localhost",
         port: int = 0,
         *,
-        handshake_seconds: float = timing.HANDSHAKE,
         client_host: ClientHost | None = None,
     ) -> None:
         self.transfers: dict[str, str] = {}
@@ -413,15 +408,16 @@ class DataListener:
         def welcome(connected: socket.socket, admitted: ServerHandshake) -> Guest:
             client = _describe_client(connected, admitted)
             if client_host is not None:
-                return _ForwardedGuest(client, client_host)
-            return _LocalGuest(client.connection(), handler)
+                serve, abort = partial(client_host.serve, client), partial(shut, connected)
+                return _DataGuest(serve, abort, close=connected.close)
+            connection = client.connection()
+            return _DataGuest(partial(handler, connection), connection.abort, connection.close)
 
         self.admission = Admission(
             self._listen(host, port),
             security,
             DATA,
             welcome,
-            handshake_seconds=handshake_seconds,
             last_loss=no_process_loss if client_host is None else client_host.last_loss,
         )
 
@@ -430,11 +426,8 @@ class DataListener:
         self.transfers["tcp"] = join_address(host, tcp.getsockname()[1])
         if not can_share():
             return [tcp]
-        try:
+        with on_error(tcp.close):
             unix, self.transfers["shm"] = listen_unix()
-        except BaseException:
-            tcp.close()
-            raise
         return [tcp, unix]
 
     def start(self) -> None:
@@ -452,47 +445,21 @@ class DataListener:
         self.close()
 
 
-class _LocalGuest:
-    """A guest that this process serves."""
+class _DataGuest:
+    """A client that `serve` serves, in this process or in another one."""
 
-    def __init__(self, connection: Connection, handler: Callable[[Connection], None]) -> None:
-        self._connection, self._handler = connection, handler
+    def __init__(
+        self, serve: Callable[[], None], abort: Callable[[], None], close: Callable[[], None]
+    ) -> None:
+        self._serve, self.abort, self.close = serve, abort, close
+        self.dismiss = abort
 
     def serve(self, leave: Callable[[], None]) -> None:
         try:
             with contextlib.suppress(UnavailableError, DataLossError):
-                self._handler(self._connection)
+                self._serve()
         finally:
             leave()
-
-    def abort(self) -> None:
-        self._connection.abort()
-
-    dismiss = abort
-
-    def close(self) -> None:
-        self._connection.close()
-
-
-class _ForwardedGuest:
-    """A guest that another process serves."""
-
-    def __init__(self, client: AcceptedClient, host: ClientHost) -> None:
-        self._client, self._host = client, host
-
-    def serve(self, leave: Callable[[], None]) -> None:
-        try:
-            self._host.serve(self._client)
-        finally:
-            leave()
-
-    def abort(self) -> None:
-        shut(self._client.socket)
-
-    dismiss = abort
-
-    def close(self) -> None:
-        self._client.socket.close()
 
 
 def _describe_client(connected: socket.socket, admitted: ServerHandshake) -> AcceptedClient:

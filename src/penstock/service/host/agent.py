@@ -37,10 +37,6 @@ from penstock.service.protocol.messages import (
 _LOG = logging.getLogger("penstock.service")
 
 
-Consumption = tuple[tuple[StreamRange, ...], tuple[tuple[int, int], ...]]
-"""Ranges consumed, and streams that ended with their length."""
-
-
 @dataclass
 class Report:
     """What the reader reports to the dispatcher."""
@@ -104,7 +100,8 @@ class Agent:
         self._laps = None if lap is None else Laps(opened, lap)  #: guarded by _changed
         """Of a coordinated read that streams may join."""
         self._heard = self._now()
-        """When the last request was sent that the dispatcher answered."""
+        """When the last request was sent that the dispatcher answered. Both threads write it
+        without a lock: a lost update leaves an earlier time, which is safe."""
         self._number = 0
         """The number of the last request for leases that was answered."""
         self._waits = False
@@ -203,19 +200,16 @@ class Agent:
     def commit(self) -> None:
         """Waits until the dispatcher has what was reported, or says that it forgot this client."""
         name = self.client
-        consumed, ended = self._lock_and_take_report()
+        with self._changed:
+            consumed, ended = self._take_report()
         beat = ClientHeartbeat(name, self._version, consumed=consumed, ended=ended, last=self._last)
         try:
             self._send(beat)
         except NotFoundError as error:
             self._note_lost_client(name, error)
 
-    def _lock_and_take_report(self) -> Consumption:
-        with self._changed:
-            return self._take_report()
-
-    def _take_report(self) -> Consumption:
-        """What to report now, with all that was sent before without a reply.
+    def _take_report(self) -> tuple[tuple[StreamRange, ...], tuple[tuple[int, int], ...]]:
+        """The ranges consumed and the ends reached, with all that was sent without a reply.
 
         The caller holds `_changed`.
         """

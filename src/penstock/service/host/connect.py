@@ -168,7 +168,7 @@ class _Opener:
             shape=info.shape,
             tree=self._tree,
             limits=Limits(
-                elements=_element_limit(node.max_outstanding),
+                elements=node.max_outstanding if (node.max_outstanding or 0) > 0 else None,
                 budget=reader_budget(self._options),
             ),
             ordered=self._options.deterministic is not False,
@@ -323,12 +323,7 @@ def _worker_figures(node: nodes.Distribute, context: Context) -> WorkerFigures |
     return meter.workers
 
 
-def _element_limit(most: int | None) -> int | None:
-    """The limit of `max_outstanding_requests`; None if it is not set or not positive."""
-    return most if most is not None and most > 0 else None
-
-
-# What a reader tells the dispatcher about its bottleneck
+# What a reader reports to the dispatcher about its bottleneck
 
 _LONGEST_NAME = 120
 """Characters of the longest name of an operator that is sent."""

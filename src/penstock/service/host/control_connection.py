@@ -25,7 +25,7 @@ import time
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -77,6 +77,8 @@ _REQUESTS, _REPLIES = b"requests", b"replies"
 _encoder = msgspec.msgpack.Encoder()
 _requests: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
 _replies: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
+
+Decoded = TypeVar("Decoded")
 
 
 class ControlConnection:
@@ -210,19 +212,20 @@ def encode(message: Request | Reply) -> bytes:
 
 
 def decode_request(data: bytes | bytearray) -> Request:
-    """Decodes a request; raises InvalidArgumentError if it is none."""
-    try:
-        return _requests.decode(data)
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise InvalidArgumentError(f"the request cannot be decoded ({error})") from None
+    return _decode(_requests, data, "request")
 
 
 def decode_reply(data: bytes | bytearray) -> Reply:
-    """Decodes a reply; raises InvalidArgumentError if it is none."""
+    return _decode(_replies, data, "reply")
+
+
+def _decode(
+    decoder: msgspec.msgpack.Decoder[Decoded], data: bytes | bytearray, what: str
+) -> Decoded:
     try:
-        return _replies.decode(data)
+        return decoder.decode(data)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise InvalidArgumentError(f"the reply cannot be decoded ({error})") from None
+        raise InvalidArgumentError(f"the {what} cannot be decoded ({error})") from None
 
 
 def error_to_reply(error: Exception) -> ErrorReply:

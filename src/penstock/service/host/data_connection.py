@@ -107,7 +107,7 @@ class Connection:
         """Held while a thread reads frames; guards `_incoming` and appending to `_unread`."""
         self._checks = checks
         self._slices = BodySlices()  #: guarded by _sending
-        self._aborted = False
+        self._aborted = False  # Set by any thread, and never reset.
         self._unread: deque[Received] = deque()
         """Messages that `poll`, or a sender in search of released segments, has read."""
 
@@ -299,7 +299,8 @@ class Connection:
             return error  # Nothing was sent.
         reason = "it was aborted" if self._aborted else str(error) or "the other side closed it"
         if isinstance(error, DataLossError) and not self._aborted and not self._client:
-            self._send_reason(error)
+            with contextlib.suppress(OSError):  # The client learns why, unless that would block.
+                self.offer(functools.partial(Closing, error.message))
         self.abort()
         if isinstance(error, MemoryError):
             return ResourceExhaustedError(
@@ -314,11 +315,6 @@ class Connection:
         if isinstance(error, EOFError | OSError) and not isinstance(error, OpError):
             return UnavailableError(f"data connection to {self.peer}: {reason}")
         return error
-
-    def _send_reason(self, error: DataLossError) -> None:
-        """Sends the client the reason why a worker closes, unless that would block."""
-        with contextlib.suppress(OSError):
-            self.offer(functools.partial(Closing, error.message))
 
 
 def _is_unreachable(error: BaseException) -> bool:
@@ -549,13 +545,11 @@ class Compressor:
         """The name of the compression (empty: none), and the parts to send."""
         self._number += 1
         fits = _LEAST_COMPRESSED <= size <= _MOST_COMPRESSED
-        if not fits or not (self._always or self._is_worthwhile()):
+        is_worthwhile = self._pays and self._number % _PROBE_EVERY != 0
+        if not fits or not (self._always or is_worthwhile):
             return "", parts
         compressed = _compress_parts(parts)
         return (LZ4, [compressed]) if len(compressed) < size else ("", parts)
-
-    def _is_worthwhile(self) -> bool:
-        return self._pays and self._number % _PROBE_EVERY != 0
 
     def learn(self, parts: Sequence[memoryview], size: int, seconds: float) -> None:
         """Decides, from the time that uncompressed parts took, whether to compress later ones."""

@@ -26,9 +26,8 @@ from penstock.plan.shape import Form
 from penstock.service.host.agent import Agent
 from penstock.service.host.data_client import Link, Links
 from penstock.service.host.telemetry import ReaderTraces
-from penstock.service.logic.crashes import Blame
 from penstock.service.logic.feeds import Ask, Failure, Feed, Piece
-from penstock.service.logic.fetching import Fetcher
+from penstock.service.logic.fetching import Blame, Fetcher
 from penstock.service.logic.interleave_order import InputFeed, Placed
 from penstock.service.protocol import timing
 from penstock.service.protocol.data_messages import (
@@ -203,8 +202,9 @@ class Deliveries:
                 self.lose(ask.worker)
                 return
             trace = "" if self._traces is None else self._traces.request(ask)
-            successor = self._links.find_info(self._fetcher.find_successor(ask.worker))
-            link.fetch(ask.request, work, ask.start, ask.stop, ask.mark, trace, ask.turn, successor)
+            successor = self._fetcher.find_successor(ask.worker, ask.feed, self.work.job)
+            named = self._links.find_info(successor)
+            link.fetch(ask.request, work, ask.start, ask.stop, ask.mark, trace, ask.turn, named)
             link.note_feed(work, ask.feed)
         except (KeyError, UnavailableError):
             self.lose(ask.worker)

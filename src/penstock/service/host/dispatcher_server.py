@@ -46,7 +46,13 @@ from penstock.service.host.server_setup import (
     check_dispatcher,
     seconds,
 )
-from penstock.service.host.sockets import join_address, listen_tcp, shut
+from penstock.service.host.sockets import (
+    join_address,
+    listen_tcp,
+    on_error,
+    reachable_host,
+    shut,
+)
 from penstock.service.logic.state import Settings
 from penstock.service.protocol import timing
 from penstock.service.protocol.messages import (
@@ -89,18 +95,12 @@ class Dispatcher(Lifecycle):
         super().__init__(handler.closed)
         self._metrics: MetricsServer | None = None
         self._dashboard: Dashboard | None = None
-        try:
+        with on_error(handler.close):
             self._server = ControlServer(
                 handler.decide, config.host, config.port, self.security, handler.settle
             )
-        except BaseException:
-            handler.close()
-            raise
-        try:
+        with on_error(lambda: _stop(self._server, handler, *self._list_http_servers())):
             self._make_http_servers(config)
-        except BaseException:
-            _stop(self._server, handler, *self._list_http_servers())
-            raise
         self.port, self._host = self._server.port, config.host
         # Neither the server nor the thread refers to this object, so that it can be collected.
         interval = min(seconds(config.job_gc_check_interval_ms, timing.TICK), timing.TICK)
@@ -150,8 +150,7 @@ class Dispatcher(Lifecycle):
     @property
     def address(self) -> str:
         """`host:port`, for clients and workers."""
-        anywhere = self._host in ("", "0.0.0.0", "::")
-        return join_address(platform.node() if anywhere else self._host, self.port)
+        return join_address(reachable_host(self._host), self.port)
 
     def _begin(self) -> None:
         self._ticking.start()
@@ -210,22 +209,15 @@ class _RequestHandler:
             check_folder(folder, "dispatcher: work_dir")
         # The hold first: it protects the whole folder.
         self._hold = _hold_folder(folder, standby)
-        try:
+        with on_error(self._release):
             self.ledger = self._open_ledger(settings, folder)
-        except BaseException:
-            self._release()
-            raise
-        try:
+        with on_error(self._release), on_error(self.ledger.close):
             self._plans = PlanStore(folder and os.path.join(folder, "plans"))
             arrays = folder and os.path.join(folder, "arrays")
             self._arrays = ArrayStore(self._plans.has_array, folder=arrays)
             self._unregistered = self._plans.find_unknown(self.ledger.has_plan)
             """Plans that clients had sent but not registered when the dispatcher stopped."""
             self._started = time.monotonic()
-        except BaseException:
-            self.ledger.close()
-            self._release()
-            raise
 
     def _open_ledger(self, settings: Settings, folder: str | None) -> Ledger:
         if folder is None or self._hold is None:
@@ -432,7 +424,11 @@ class CallerThreads:
         return True
 
     def prepare_to_block(self) -> None:
-        """Starts a thread if none waits for requests; called by a thread that may block."""
+        """Starts a thread if none waits for requests; called by a thread that may block.
+
+        It reads `_waiting` without the lock: a stale number costs a thread too many, or a request
+        waits until another thread is free or about to block.
+        """
         if _HAS_EPOLL and not self._waiting:
             self._start_thread()
 

@@ -6,7 +6,7 @@ the holder has ended, or once the file was not touched for `timing.HOLD_SILENCE`
 stopped, or its machine is gone. To take over, it creates `hold-N+1`, which only one dispatcher can,
 and deletes all lower ones. Only then does it read the journal.
 
-So a holder must `check` its hold after it has written and before it answers or deletes: whatever
+So a holder must `check` its hold after it has written and before it answers or deletes: all that
 was answered is in the journal that the next holder reads. A holder that was silent itself cannot
 know whether another one is taking over; it continues only if it can create the next file itself.
 Nothing waits for the disk here: a power failure that loses these files has ended all holders.
@@ -61,7 +61,8 @@ class Hold:
         self._renewed = _now()  #: guarded by _lock
         self._released = threading.Event()
         self.loss = ""
-        """Why this process may no longer use the folder; empty if it may."""
+        """Why this process may no longer use the folder; empty if it may. Set once, under `_lock`,
+        and read without it."""
         self.on_loss: Callable[[], None] = lambda: None
         self._renewing = threading.Thread(target=self._renew, name="penstock-hold", daemon=True)
         self._renewing.start()
@@ -306,14 +307,8 @@ def remove_other_journals(path: str) -> None:
 
 
 def _newest_journal(folder: str) -> str:
-    names = {
-        int(found[1] or 0): name for name in os.listdir(folder) if (found := _is_journal(name))
-    }
-    return names[max(names)] if names else "journal.sqlite"
-
-
-def _is_journal(name: str) -> re.Match[str] | None:
-    return _JOURNAL.fullmatch(name)
+    found = [match for name in os.listdir(folder) if (match := _JOURNAL.fullmatch(name))]
+    return max(found, key=lambda match: int(match[1] or 0))[0] if found else "journal.sqlite"
 
 
 def _copy_journal(path: str, copy: str) -> None:
@@ -322,7 +317,7 @@ def _copy_journal(path: str, copy: str) -> None:
     SQLite changes the file only when it moves the log into it, and only then is the log shortened.
     So the file may be torn, and the log repairs it, if the log was the same before and afterwards.
     """
-    log, draft = b"", f"{copy}.draft"
+    draft = f"{copy}.draft"
     while True:
         log = _read_log(path)
         shutil.copyfile(path, draft)

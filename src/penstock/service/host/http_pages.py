@@ -11,7 +11,6 @@ import hmac
 import io
 import json
 import logging
-import platform
 import secrets
 import socket
 import threading
@@ -30,7 +29,13 @@ from penstock.engine.formats.extras import load_extra
 from penstock.errors import DataLossError, UnauthenticatedError, UnavailableError
 from penstock.service.host.admission import Admission, Guest
 from penstock.service.host.security import Security, is_proof, make_proof, set_timeout
-from penstock.service.host.sockets import is_loopback, join_address, listen_tcp, shut
+from penstock.service.host.sockets import (
+    is_loopback,
+    join_address,
+    listen_tcp,
+    reachable_host,
+    shut,
+)
 from penstock.service.logic.status import Tally
 from penstock.service.protocol import timing
 from penstock.service.protocol.messages import Request
@@ -98,24 +103,27 @@ def make_metrics_token(token: bytes) -> bytes:
 class HttpServer(Admission):
     """Serves `pages` at `host` and `port`; listens from the beginning, answers from `start` on."""
 
+    main_page = ""
+    """The path of the page that `url` names."""
+
     def __init__(
-        self,
-        host: str,
-        port: int,
-        security: Security,
-        pages: Pages,
-        seconds: float = timing.HANDSHAKE,
-        guard: Guard | None = None,
+        self, host: str, port: int, security: Security, pages: Pages, guard: Guard | None = None
     ) -> None:
-        """`seconds`: a request that takes longer is not answered. Without `guard`: by tokens."""
+        """Without a `guard`, other machines need a token."""
         security.check_exposure(host, port)
         listening = listen_tcp(host, port)
         self.port: int = listening.getsockname()[1]
+        self._host = reachable_host(host)
         self.scheme = "http" if security.certificates is None or is_loopback(host) else "https"
-        super().__init__([listening], security, _MARK, _refuse_guests, handshake_seconds=seconds)
+        super().__init__([listening], security, _MARK, _refuse_guests)
         self.most_guests = min(self.most_guests, MOST_FOLLOWERS)
         self._pages = pages
-        self._guard = guard if guard is not None else TokenGuard(security.token)
+        tokens = (security.token, make_metrics_token(security.token))
+        self._guard = guard or partial(_ask_for_token, tokens)
+
+    def url(self) -> str:
+        """Where users find it: http://host:port, and the path of the main page."""
+        return f"{self.scheme}://{join_address(self._host, self.port)}{self.main_page}"
 
     def _needs_tls(self, connected: socket.socket) -> bool:
         return not _is_within_machine(connected)
@@ -156,27 +164,19 @@ class HttpServer(Admission):
             return Page("see the log of this process\n", HTTPStatus.INTERNAL_SERVER_ERROR)
 
 
-class TokenGuard:
-    """Asks other machines for the token, or for the metrics token."""
-
-    def __init__(self, token: bytes) -> None:
-        self._accepted = (token, make_metrics_token(token))
-
-    def __call__(self, request: HttpRequest) -> Page | None:
-        if request.is_within_machine or self._has_token(request.headers):
-            return None
-        return Page(
-            "send the token, as in Authorization: Bearer TOKEN\n",
-            HTTPStatus.UNAUTHORIZED,
-            headers=(("WWW-Authenticate", "Bearer"),),
-        )
-
-    def _has_token(self, headers: Headers) -> bool:
-        scheme, _, claim = headers.get("Authorization", "").partition(" ")
-        given = claim.strip().encode("utf-8", "replace")
-        # All of them, so that the time says nothing about which one is similar.
-        found = [hmac.compare_digest(given, token) for token in self._accepted]
-        return scheme.lower() == "bearer" and any(found)
+def _ask_for_token(accepted: tuple[bytes, ...], request: HttpRequest) -> Page | None:
+    """A guard, which asks other machines for one of some tokens."""
+    scheme, _, claim = request.headers.get("Authorization", "").partition(" ")
+    given = claim.strip().encode("utf-8", "replace")
+    # All of them, so that the time says nothing about which one is similar.
+    found = [hmac.compare_digest(given, token) for token in accepted]
+    if request.is_within_machine or (scheme.lower() == "bearer" and any(found)):
+        return None
+    return Page(
+        "send the token, as in Authorization: Bearer TOKEN\n",
+        HTTPStatus.UNAUTHORIZED,
+        headers=(("WWW-Authenticate", "Bearer"),),
+    )
 
 
 class _Follower:
@@ -451,7 +451,7 @@ class Collector:
         return family
 
 
-class MetricsServer:
+class MetricsServer(HttpServer):
     """Serves the metrics and probes of one server.
 
     Args:
@@ -462,6 +462,8 @@ class MetricsServer:
         read: Returns their values.
         find_problem: Returns why the server cannot serve now; None if it can.
     """
+
+    main_page = "/metrics"
 
     def __init__(
         self,
@@ -490,24 +492,11 @@ class MetricsServer:
             return Page("ready\n")
 
         pages = {
-            "/metrics": show_metrics,
+            self.main_page: show_metrics,
             "/healthz": lambda request: Page("alive\n"),
             "/readyz": show_readiness,
         }
-        self._server = HttpServer(host, port, security, pages)
-        self._host = host
-
-    def url(self) -> str:
-        """Where the metrics are: http://host:port/metrics."""
-        host = platform.node() if self._host in ("", "0.0.0.0", "::") else self._host
-        return f"{self._server.scheme}://{join_address(host, self._server.port)}/metrics"
-
-    def start(self) -> None:
-        self._server.start()
-
-    def close(self) -> None:
-        """Closes the port; may be called again."""
-        self._server.close()
+        super().__init__(host, port, security, pages)
 
 
 # The dashboard: one page that shows what a service does, as it happens.
@@ -551,13 +540,12 @@ dispatcher, as its user: penstock dashboard-link URL
 
 def make_link(url: str, token: bytes) -> str:
     """A link to the dashboard at `url`, which is valid once."""
-    return (
-        f"{url.rstrip('/')}/?key={make_ticket(token, _LINK, time.time() + timing.DASHBOARD_LINK)}"
-    )
+    ticket = make_ticket(token, _LINK, time.time() + timing.DASHBOARD_LINK)
+    return f"{url.rstrip('/')}/?key={ticket}"
 
 
-class Dashboard:
-    """Serves the page. Listens from the beginning, answers from `start` on.
+class Dashboard(HttpServer):
+    """Serves the page.
 
     Args:
         host: The name or address to listen on.
@@ -570,18 +558,12 @@ class Dashboard:
         self, host: str, port: int, security: Security, read: Callable[[], dict[str, Any]]
     ) -> None:
         self._board = Board(read)
-        self._token, self._host = security.token, host
         pages: dict[str, Callable[[HttpRequest], Page]] = {
             path: partial(_show_file, *file) for path, file in _PAGE_FILES.items()
         }
         pages["/events"] = self._board.show_events
         guard = SessionGuard(security.token, has_tls=security.certificates is not None)
-        self._server = HttpServer(host, port, security, pages, guard=guard)
-
-    def url(self) -> str:
-        """Where the page is: http://host:port."""
-        host = platform.node() if self._host in ("", "0.0.0.0", "::") else self._host
-        return f"{self._server.scheme}://{join_address(host, self._server.port)}"
+        super().__init__(host, port, security, pages, guard)
 
     def link(self) -> str:
         """A new link to the page, which is valid once."""
@@ -589,12 +571,11 @@ class Dashboard:
 
     def start(self) -> None:
         self._board.start()
-        self._server.start()
+        super().start()
 
     def close(self) -> None:
-        """Closes the port; may be called again."""
         self._board.close()
-        self._server.close()
+        super().close()
 
 
 def _show_file(name: str, content_type: str, request: HttpRequest) -> Page:
@@ -728,7 +709,7 @@ def make_ticket(token: bytes, purpose: bytes, expires: float) -> str:
     """A text that proves, until `expires` (seconds since 1970), that its maker knew the token.
 
     It does not reveal the token, and is valid for one purpose only. Any process with the token can
-    make one, and a server that restarts still accepts those that it made before.
+    make one, and a server that restarts still accepts its earlier tickets.
     """
     name = f"{int(expires)}-{secrets.token_hex(16)}"
     return f"{name}-{make_proof(token, purpose, name.encode()).hex()}"

@@ -230,10 +230,8 @@ class Journal(Generic[SomeFact]):
         # Written in any case: this makes the log exist, and shows whether the disk is writable.
         run(f"PRAGMA user_version = {FORMAT}")
         self._log = os.open(self._log_path, os.O_RDONLY | os.O_CLOEXEC)
-        found = run("SELECT number, sum FROM facts ORDER BY number DESC LIMIT 1").fetchone() or (
-            0,
-            0,
-        )
+        last = run("SELECT number, sum FROM facts ORDER BY number DESC LIMIT 1").fetchone()
+        found = last or (0, 0)
         if not all(isinstance(value, int) for value in found):
             self._raise_damaged(f"the last fact has the checksum {found[1]!r}")
         self._count, self._sum = found
@@ -392,12 +390,6 @@ class Ledger:
     def name(self) -> str:
         """The id of the dispatcher, which stays the same through restarts."""
         return self._state.dispatcher
-
-    def answer(self, request: Request) -> Reply:
-        """Decides about a request, and returns the reply once its facts are on disk."""
-        reply = self.decide(request)
-        self.sync()
-        return reply
 
     def decide(self, request: Request) -> Reply:
         """Decides about a request; the reply must not be sent before `sync` has returned.

@@ -40,13 +40,13 @@ from penstock.errors import OpError
 from penstock.service.host import telemetry
 from penstock.service.host.admission import AcceptedClient
 from penstock.service.host.data_connection import Connection
-from penstock.service.host.fetch_gate import FetchGate
-from penstock.service.host.fetch_server import serve
+from penstock.service.host.fetch_server import FetchGate, serve
+from penstock.service.host.runtime import MACHINE
 from penstock.service.host.security import ProcessLoss
 from penstock.service.host.sockets import relay, shut, tune_for_data
 from penstock.service.host.tasks import Tasks
 from penstock.service.host.telemetry import ReportedWork, Sent
-from penstock.service.logic.crashes import Crash, Crashes, Search
+from penstock.service.logic.worker import Crash, Crashes, Search
 from penstock.service.protocol import timing
 from penstock.service.protocol.messages import Message, Plain, WorkStatus
 
@@ -187,13 +187,13 @@ class PlanProcessMain:
             case TakeClient(number, protocol, name, compression, checks):
                 connected = socket.socket(fileno=descriptor)
                 client = AcceptedClient(connected, protocol, name, compression, checks, b"")
-                _start_thread(partial(self._serve, number, client.connection()), _SERVING)
+                MACHINE.start(partial(self._serve, number, client.connection()), _SERVING)
             case TidyUp(jobs):
                 self._tasks.tidy(jobs)
                 self._send_report()
             case Drain(seconds):
                 self._gate.close(seconds)
-                _start_thread(self._drain, _SERVING)
+                MACHINE.start(self._drain, _SERVING)
 
     def _send_report(self) -> None:
         jobs = self._tasks.statuses()
@@ -215,7 +215,7 @@ class PlanProcessMain:
         if hasattr(self, "_tasks"):
             deadline = time.monotonic() + timing.PLAN_PROCESS_CLOSE
             ends = (self._tasks.close, telemetry.flush)
-            for thread in [_start_thread(end, _SERVING) for end in ends]:
+            for thread in [MACHINE.start(end, _SERVING) for end in ends]:
                 thread.join(max(0.0, deadline - time.monotonic()))
 
     def _drain(self) -> None:
@@ -238,6 +238,8 @@ def open_watch(descriptor: int) -> CallWatch:
 
 # In the worker
 
+_WATCHING = "penstock processes"
+"""The name of the worker's threads that watch plan processes."""
 
 _DEAD = {errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN, errno.EBADF}
 """Errors of the channel to a process that has ended; the fork server will report its exit."""
@@ -360,7 +362,7 @@ class PlanProcesses:
     def begin(self, address: str) -> None:
         """Starts to watch for exits; must be called before the first client comes."""
         self.address = address
-        _start_thread(self._watch_exits)
+        MACHINE.start(self._watch_exits, _WATCHING)
 
     @property
     def restarts(self) -> int:
@@ -473,7 +475,7 @@ class PlanProcesses:
             self._send_begin(process)
             if self._draining:
                 process.send(Drain())
-        _start_thread(partial(self._receive, process))
+        MACHINE.start(partial(self._receive, process), _WATCHING)
         return process
 
     def _send_begin(self, process: PlanProcess) -> None:
@@ -591,9 +593,3 @@ class PlanProcesses:
                 process.dismiss()
             self._changed.wait_for(lambda: not self._by_number, timing.PLAN_PROCESS_END)
         self._fork_server.close()
-
-
-def _start_thread(task: Callable[[], None], name: str = "penstock processes") -> threading.Thread:
-    thread = threading.Thread(target=task, name=name, daemon=True)
-    thread.start()
-    return thread

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
 import msgspec
 import numpy as np
@@ -91,7 +91,7 @@ class PlanStore:
         """The sizes of complete plans whose digest was checked."""
         self._array_names: dict[str, list[str]] = {}  #: guarded by _lock; by plan
         with translate_errors(folder or tempfile.gettempdir(), "dispatcher"):
-            self._storage: PlanStorage = FolderStorage(folder) if folder else TemporaryStorage()
+            self._storage = FolderStorage(folder) if folder else TemporaryStorage()
 
     def put(self, digest: str, offset: int, total: int, data: bytes) -> int:
         """Adds the bytes that begin at `offset`; returns how many bytes the store has now.
@@ -228,42 +228,12 @@ def _is_digest(digest: str) -> bool:
     return re.fullmatch(r"[0-9a-f]{64}", digest) is not None
 
 
-class PlanStorage(Protocol):
-    """Where a store keeps the bytes of plans, by digest; raises OSError.
-
-    The parts of a plan are written in order.
-    """
-
-    folder: str
-    """The folder of the bytes, for error messages."""
-
-    def size(self, digest: str) -> int | None:
-        """The size of a complete plan of an earlier run, after a check of its digest; else None."""
-
-    def write(self, digest: str, offset: int, total: int, data: bytes) -> None:
-        """Writes the bytes from `offset` on of a plan of `total` bytes."""
-
-    def keep(self, digest: str) -> None:
-        """Called once all bytes of a plan are written and its digest is right."""
-
-    def drop(self, digest: str) -> None:
-        """Removes the parts of an incomplete plan."""
-
-    def remove(self, digest: str) -> None:
-        """Removes a complete plan, if it exists."""
-
-    def digests(self) -> list[str]:
-        """The digests of all complete plans."""
-
-    def read(self, digest: str, offset: int, count: int) -> bytes:
-        """Up to `count` bytes of a complete plan."""
-
-    def close(self) -> None:
-        """Closes the files."""
-
-
 class FolderStorage:
-    """One file for each plan, which survives restarts; incomplete ones are called `.part`."""
+    """The bytes of plans, by digest: one file for each plan, which survives restarts.
+
+    The parts of a plan are written in order. Files of incomplete plans are called `.part`. All
+    methods raise OSError.
+    """
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
@@ -273,6 +243,7 @@ class FolderStorage:
                 os.unlink(os.path.join(folder, name))
 
     def size(self, digest: str) -> int | None:
+        """The size of a complete plan of an earlier run, after a check of its digest; else None."""
         path = self._path(digest)
         if not os.path.exists(path):
             return None
@@ -283,6 +254,7 @@ class FolderStorage:
         return None
 
     def write(self, digest: str, offset: int, total: int, data: bytes) -> None:
+        """Writes the bytes from `offset` on of a plan of `total` bytes."""
         with open(f"{self._path(digest)}.part", "ab" if offset else "wb") as file:
             file.write(data)
             file.flush()
@@ -290,21 +262,26 @@ class FolderStorage:
                 os.fsync(file.fileno())
 
     def keep(self, digest: str) -> None:
+        """Called once all bytes of a plan are written and its digest is right."""
         os.replace(f"{self._path(digest)}.part", self._path(digest))
         sync_folder(self.folder)
 
     def drop(self, digest: str) -> None:
+        """Removes the parts of an incomplete plan."""
         with contextlib.suppress(OSError):
             os.unlink(f"{self._path(digest)}.part")
 
     def remove(self, digest: str) -> None:
+        """Removes a complete plan, if it exists."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._path(digest))
 
     def digests(self) -> list[str]:
+        """The digests of all complete plans."""
         return [name for name in os.listdir(self.folder) if not name.endswith(".part")]
 
     def read(self, digest: str, offset: int, count: int) -> bytes:
+        """Up to `count` bytes of a complete plan."""
         with open(self._path(digest), "rb") as file:
             file.seek(offset)
             return file.read(count)
@@ -317,7 +294,8 @@ class FolderStorage:
 
 
 class TemporaryStorage:
-    """All plans in one file without a name, which the system removes with the process."""
+    """As `FolderStorage`: all plans in one file without a name, which the system removes with the
+    process."""
 
     def __init__(self) -> None:
         self.folder = tempfile.gettempdir()

@@ -9,6 +9,7 @@ consumers, workers or elements it waits for; a wait for consumers or workers bec
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from penstock.element.nest import Tree
 from penstock.engine.contract import Claims, Later, State, Stream
 from penstock.engine.endings import Ending
 from penstock.engine.figures import WorkerFigures
+from penstock.engine.pool import check_process
 from penstock.errors import (
     AbortedError,
     CancelledError,
@@ -87,6 +89,7 @@ class RemoteStream(Stream):
         self, opening: Opening, state: dict[str, Any] | None, leave: Callable[[], None]
     ) -> None:
         self._opening = opening
+        self._process_id = os.getpid()
         self._now = opening.runtime.now
         self._reading = Reading(
             opening.opened,
@@ -146,6 +149,7 @@ class RemoteStream(Stream):
         return self._deliveries.work
 
     def pull(self, limit: int) -> Chunk:
+        check_process(self._process_id)
         if self._traces is None:
             return self._pull(limit)
         started = self._now()
@@ -174,7 +178,7 @@ class RemoteStream(Stream):
             return None
         if self._reading.extendable and not self._agent.may_enter(self._reading.lap):
             return None
-        if not self._reading.takes_turns:
+        if not self._reading.fetcher.takes_turns:
             return self._reading.take(limit, now)
         parts = self._reading.take_turns(limit)
         if len(parts) < 2:
@@ -526,7 +530,7 @@ def describe_call(ask: Ask, link: Link) -> str:
 
 
 def describe_function(ask: Ask, link: Link) -> str:
-    """The function that a worker runs, and its element if that is not the one that is awaited."""
+    """The function that a worker runs, and its element if the reader waits for another one."""
     is_other = link.element not in (None, ask.at)
     return f"{link.where} for its element {link.element}" if is_other else link.where
 

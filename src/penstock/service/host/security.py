@@ -483,7 +483,10 @@ def server_handshake(
         raise UnauthenticatedError("the client does not know the token")
     terms = Terms(*_TERMS.unpack(asked[-_TERMS.size :]))
     mismatch = version.describe_mismatch(terms.protocol, "upgrade penstock there")
-    verdict = _TOO_OLD if mismatch else _ACCEPTED if has_room() else _FULL
+    if mismatch:
+        verdict = _TOO_OLD
+    else:
+        verdict = _ACCEPTED if has_room() else _FULL
     said = verdict + _VERSION.pack(version.PROTOCOL) + last_loss(terms.plan).pack()
     _send(connected, said + make_proof(token, _SERVER, said, asked, answered), deadline)
     if mismatch:
@@ -506,15 +509,15 @@ def client_handshake(
     _send(connected, asked, deadline)
     answered = _receive_answer(connected, mark, deadline)
     _send(connected, make_proof(token, _CLIENT, asked, answered), deadline)
-    said = _receive(connected, 1 + _VERSION.size + _LOSS.size + PROOF_SIZE, deadline)
-    told, claim = said[:-PROOF_SIZE], said[-PROOF_SIZE:]
-    if told.startswith(_REJECTED):
+    received = _receive(connected, 1 + _VERSION.size + _LOSS.size + PROOF_SIZE, deadline)
+    said, claim = received[:-PROOF_SIZE], received[-PROOF_SIZE:]
+    if said.startswith(_REJECTED):
         raise UnauthenticatedError("does not accept the token of this process")
-    if not is_proof(claim, token, _SERVER, told, asked, answered):
+    if not is_proof(claim, token, _SERVER, said, asked, answered):
         raise UnauthenticatedError("does not know the token")
-    (protocol,) = _VERSION.unpack_from(told, 1)
-    _check_verdict(told[:1], protocol)
-    process_loss = ProcessLoss.unpack(told[1 + _VERSION.size :])
+    (protocol,) = _VERSION.unpack_from(said, 1)
+    _check_verdict(said[:1], protocol)
+    process_loss = ProcessLoss.unpack(said[1 + _VERSION.size :])
     return ClientHandshake(make_proof(token, _SESSION, asked, answered), process_loss, protocol)
 
 

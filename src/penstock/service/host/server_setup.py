@@ -143,14 +143,8 @@ def check_dispatcher(config: Any) -> None:
             )
     if config.dashboard_port is not None:
         _check_port(where, "dashboard_port", config.dashboard_port)
-    if isinstance(config.worker_addresses, str) or not all(
-        isinstance(one, str) for one in config.worker_addresses or ()
-    ):
-        raise InvalidTypeError(
-            f"{where}: worker_addresses must be a list of strings, got {config.worker_addresses!r}"
-        )
-    times = ("job_gc_check_interval_ms", "forget_after_ms", "worker_timeout_ms")
-    for name in times:
+    _check_strings(where, "worker_addresses", config.worker_addresses)
+    for name in ("job_gc_check_interval_ms", "forget_after_ms", "worker_timeout_ms"):
         _check_time(where, name, getattr(config, name))
     if config.job_gc_timeout_ms != -1:
         _check_time(where, "job_gc_timeout_ms", config.job_gc_timeout_ms)
@@ -178,18 +172,19 @@ def check_worker(config: Any) -> None:
             f'{where}: data_transfer_protocol must be "tcp", "shm" or None, '
             f"got {config.data_transfer_protocol!r}"
         )
-    _check_tags(where, config.worker_tags)
+    _check_strings(where, "worker_tags", config.worker_tags)
+    if not all(config.worker_tags or ()):
+        raise UnfitServerError(
+            f"{where}: worker_tags must not be empty, got {config.worker_tags!r}; leave the empty "
+            "one out"
+        )
     for name in ("heartbeat_interval_ms", "dispatcher_timeout_ms"):
         _check_time(where, name, getattr(config, name))
 
 
-def _check_tags(where: str, tags: Any) -> None:
-    if isinstance(tags, str) or not all(isinstance(tag, str) for tag in tags or ()):
-        raise InvalidTypeError(f"{where}: worker_tags must be a list of strings, got {tags!r}")
-    if not all(tags or ()):
-        raise UnfitServerError(
-            f"{where}: worker_tags must not be empty, got {tags!r}; leave the empty one out"
-        )
+def _check_strings(where: str, name: str, value: Any) -> None:
+    if isinstance(value, str) or not all(isinstance(each, str) for each in value or ()):
+        raise InvalidTypeError(f"{where}: {name} must be a list of strings, got {value!r}")
 
 
 def seconds(milliseconds: int | None, default: float) -> float:
@@ -293,7 +288,7 @@ class Lifecycle(ABC):
         """Sets `_stopped`, closes ports and files; may be called again, or before `_begin`."""
 
 
-# Schemes: what a URL in the `service` argument of `distribute` stands for
+# Schemes: which service a URL in the `service` argument of `distribute` names
 
 
 class Scheme(NamedTuple):

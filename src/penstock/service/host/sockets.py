@@ -15,6 +15,7 @@ import contextlib
 import errno
 import ipaddress
 import os
+import platform
 import secrets
 import select
 import socket
@@ -55,9 +56,24 @@ def numeric_host(host: str) -> str:
     return "127.0.0.1" if host == "localhost" else host.strip("[]")
 
 
+def reachable_host(host: str) -> str:
+    """The name under which other machines reach a server that listens on `host`."""
+    return platform.node() if host in ("", "0.0.0.0", "::") else host
+
+
 def join_address(host: str, port: int) -> str:
     """`host:port`, with brackets around an IPv6 address."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+@contextlib.contextmanager
+def on_error(undo: Callable[[], None]) -> Iterator[None]:
+    """Calls `undo` if the block raises."""
+    try:
+        yield
+    except BaseException:
+        undo()
+        raise
 
 
 def listen_tcp(host: str, port: Any) -> socket.socket:
@@ -71,14 +87,11 @@ def listen_tcp(host: str, port: Any) -> socket.socket:
             numeric_host(host), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         made = socket.socket(family, socket.SOCK_STREAM)
-        try:
+        with on_error(made.close):
             # A restarted server may listen while connections of its predecessor are closing.
             made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             made.bind(place)
             made.listen(_BACKLOG)
-        except BaseException:
-            made.close()
-            raise
     except OSError as error:
         raise _listen_error(host, port, error) from None
     return made
@@ -155,22 +168,16 @@ def connect_tcp(address: str, seconds: float) -> socket.socket:
     """A connection to `host:port`; raises OSError if it is not made within `seconds`."""
     host, port = split_address(address)
     made = socket.create_connection((numeric_host(host), port), seconds)
-    try:
+    with on_error(made.close):
         return tune_for_data(made)
-    except BaseException:
-        made.close()
-        raise
 
 
 def connect_unix(name: str, seconds: float) -> socket.socket:
     """A connection to an abstract name, written with an @ before it."""
     made = tune_for_data(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
-    try:
+    with on_error(made.close):
         made.settimeout(seconds)
         made.connect("\0" + name.removeprefix("@"))
-    except BaseException:
-        made.close()
-        raise
     return made
 
 
@@ -178,12 +185,9 @@ def listen_unix() -> tuple[socket.socket, str]:
     """A Unix socket that listens under a new abstract name, and that name."""
     name = f"penstock-{secrets.token_hex(16)}"
     made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
+    with on_error(made.close):
         made.bind("\0" + name)
         made.listen(128)
-    except BaseException:
-        made.close()
-        raise
     return made, "@" + name
 
 

@@ -29,8 +29,7 @@ from penstock.service.host.connect import connect
 from penstock.service.host.control_connection import ControlClient
 from penstock.service.host.data_client import connect_data
 from penstock.service.host.data_connection import Connection
-from penstock.service.host.fetch_gate import FetchGate
-from penstock.service.host.fetch_server import serve
+from penstock.service.host.fetch_server import FetchGate, serve
 from penstock.service.host.http_pages import WORKER_METRICS, MetricsServer, Values
 from penstock.service.host.plan_processes import PlanProcesses, run_process
 from penstock.service.host.plan_store import Decode, PlanCache, make_decoder

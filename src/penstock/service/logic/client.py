@@ -106,11 +106,6 @@ class Reading:
         for span in state.get("first", ()):
             self.fetcher.promise(*span)
 
-    @property
-    def takes_turns(self) -> bool:
-        """Whether `take_turns` hands out elements, and not `take`."""
-        return self.fetcher.takes_turns
-
     def set_streams(self, streams: tuple[StreamInfo, ...]) -> None:
         """Adds streams of workers that the dispatcher has announced."""
         homes = {info.stream: info.worker for info in streams}
@@ -410,8 +405,8 @@ def _replace_service_state(at: dict[str, Any], own: dict[str, Any]) -> dict[str,
 
 
 # The leases of one client: when it asks for how many elements, and what it did with them.
-# Readers of a named job share its elements. What one of them holds, the others do not get, so a
-# reader asks for no more than its user consumes in a short time.
+# Readers of a named job share its elements. No other reader gets what one of them holds, so it asks
+# for no more than its user consumes in a short time.
 
 
 _LEASE_ROWS = 1 << 13
@@ -439,7 +434,7 @@ class Pace:
 
 
 class LeaseRequests:
-    """When a reader asks for leases, and for how many elements: about those that its user consumes
+    """When a reader asks for leases, and for how many elements: about as many as its user consumes
     in the time that the dispatcher has chosen, so that no other reader waits for them.
 
     `most` is the most elements that the user lets it request.

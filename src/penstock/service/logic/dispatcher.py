@@ -32,7 +32,6 @@ from penstock.service.logic.dispatcher_records import (
 from penstock.service.logic.facts import (
     ClientGone,
     ClientHeard,
-    ClientJoined,
     ConsumptionKept,
     DatasetForgotten,
     DatasetStored,
@@ -45,7 +44,6 @@ from penstock.service.logic.facts import (
     NumbersGiven,
     RangesClaimed,
     RepetitionsOver,
-    StreamPlace,
     StreamsPlaced,
     WorkerGone,
     WorkerHeard,
@@ -129,17 +127,7 @@ def _receive_heartbeat(state: State, request: ClientHeartbeat) -> Decision:
     client = find_reader(state, request.client)
     record = state.iterations[client.job]
     facts: list[Fact] = [
-        ClientHeard(
-            client=request.client,
-            elements=request.elements,
-            waited=request.waited,
-            seconds=request.seconds,
-            version=request.version,
-            limit=request.limit,
-            held=request.held,
-            budget=request.budget,
-            bottleneck=request.bottleneck,
-        ),
+        ClientHeard(request.client, request),
         *report_consumed(state, client, request.consumed, request.ended),
         *extend(state, record, request),
         *_suspect_workers(state, request.lost),
@@ -173,12 +161,14 @@ def _remove_client(state: State, request: Leave) -> Decision:
     if client.standing == LOST and facts:
         # Its leases have expired: other clients may have got the elements since.
         facts = [RangesClaimed(request.client, request.consumed, request.ended)]
-    heard = ClientHeard(
+    last = ClientHeartbeat(
         client=request.client,
+        version=0,
         elements=request.elements,
         waited=request.waited,
         seconds=request.seconds,
     )
+    heard = ClientHeard(request.client, last)
     return Decision((heard, *facts, *depart(state, client, LEFT)), Ok())
 
 
@@ -233,7 +223,7 @@ def register_worker(state: State, request: RegisterWorker) -> Decision:
     info = request.info
     known = state.roster.workers.get(info.worker)
     if known is not None and known.info == info:
-        return Decision((WorkerHeard(info.worker),), Ok())
+        return Decision((WorkerHeard(WorkerHeartbeat(info.worker)),), Ok())
     facts: list[Fact] = [WorkerJoined(info)]
     old = state.roster.workers.get(state.roster.addresses.get(info.address, ""))
     if old is not None and old.info.worker != info.worker:
@@ -262,20 +252,15 @@ def receive_worker_heartbeat(state: State, request: WorkerHeartbeat, now: float)
     record = state.roster.workers.get(request.worker)
     if record is None:
         return Decision((), WorkerHeartbeatReply(False))
-    heard = WorkerHeard(
-        worker=request.worker,
-        jobs=request.jobs,
-        draining=request.draining,
-        restarts=request.restarts,
-        failures=request.failures,
-    )
     leaves = request.draining and not record.draining
     moved = relieve(state, (request.worker,)) if leaves else []
     started = state.settings.started
     # Just after a start, clients may not have returned yet, and the list may be incomplete.
     unsure = started is not None and now - started < state.settings.lease_seconds
     jobs = None if unsure else state.active_jobs()
-    return Decision((heard, *moved), WorkerHeartbeatReply(True, jobs, worker_heartbeat(state)))
+    return Decision(
+        (WorkerHeard(request), *moved), WorkerHeartbeatReply(True, jobs, worker_heartbeat(state))
+    )
 
 
 def leave_worker(state: State, request: LeaveWorker) -> Decision:
@@ -394,26 +379,13 @@ def _iteration_facts(record: IterationRecord) -> Iterator[Fact]:
     for client in record.members.values():
         yield from _lease_facts(client, record.groups[client.group])
     # After the clients: when the last client of an iteration leaves, its streams lose their places.
-    places = tuple(sorted(record.places, key=_stream_of))
+    places = tuple(sorted(record.places, key=lambda place: place.stream))
     if places:
         yield StreamsPlaced(job, places)
 
 
-def _stream_of(place: StreamPlace) -> int:
-    return place.stream
-
-
 def _client_facts(client: ClientRecord) -> Iterator[Fact]:
-    yield ClientJoined(
-        client=client.client,
-        job=client.job,
-        group=client.group,
-        host=client.host,
-        consumer=client.consumer,
-        resumes=client.resumes,
-        origin=client.origin,
-        program=client.program,
-    )
+    yield client.joined
     if client.consumed:
         yield ConsumptionKept(client.client, *client.consumed.pack())
     if client.standing != HERE:

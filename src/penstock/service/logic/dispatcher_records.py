@@ -23,14 +23,15 @@ from penstock.service.protocol.messages import (
     UNDECIDED,
     UNKNOWN_BOTTLENECK,
     Bottleneck,
+    ClientHeartbeat,
     DatasetInfo,
     JobOptions,
     OpenIteration,
     StreamInfo,
     StreamRange,
     Work,
+    WorkerHeartbeat,
     WorkerInfo,
-    WorkStatus,
 )
 
 FADING = 0.7
@@ -130,18 +131,11 @@ class Roster:
         self._change_list()
         return record
 
-    def hear(
-        self,
-        worker: str,
-        jobs: tuple[WorkStatus, ...],
-        draining: bool,
-        now: float,
-        restarts: int = 0,
-        failures: int = 0,
-    ) -> None:
-        record = self.workers.get(worker)
+    def hear(self, heartbeat: WorkerHeartbeat, now: float) -> None:
+        record = self.workers.get(heartbeat.worker)
         if record is None:
             return
+        jobs, draining = heartbeat.jobs, heartbeat.draining
         if record.suspected or draining != record.draining:
             if draining != record.draining:
                 self._change_list()
@@ -157,8 +151,8 @@ class Roster:
             nbytes=sum(job.nbytes for job in jobs),
         )
         record.buffered = sum(job.buffered for job in jobs)
-        record.restarts = max(record.restarts, restarts)
-        record.failures = max(record.failures, failures)
+        record.restarts = max(record.restarts, heartbeat.restarts)
+        record.failures = max(record.failures, heartbeat.failures)
         self._record_request(record, now)
 
     def suspect(self, worker: str) -> None:
@@ -346,14 +340,7 @@ def is_local(options: JobOptions) -> bool:
 class ClientRecord:
     """A client, while it reads and afterwards: a later client may resume a saved state of it."""
 
-    client: str
-    job: str
-    group: str
-    host: str
-    consumer: int
-    resumes: tuple[str, ...]
-    origin: str
-    program: str
+    joined: ClientJoined
     consumed: Consumed
     standing: str = HERE
     number: int = 0
@@ -374,19 +361,36 @@ class ClientRecord:
     """`waited` are the seconds in which it brought elements to devices."""
     bottleneck: Bottleneck = UNKNOWN_BOTTLENECK
 
-    @classmethod
-    def of(cls, fact: ClientJoined, consumed: Consumed) -> ClientRecord:
-        return cls(
-            client=fact.client,
-            job=fact.job,
-            group=fact.group,
-            host=fact.host,
-            consumer=fact.consumer,
-            resumes=fact.resumes,
-            origin=fact.origin,
-            program=fact.program,
-            consumed=consumed,
-        )
+    @property
+    def client(self) -> str:
+        return self.joined.client
+
+    @property
+    def job(self) -> str:
+        return self.joined.job
+
+    @property
+    def group(self) -> str:
+        return self.joined.group
+
+    @property
+    def host(self) -> str:
+        return self.joined.host
+
+    @property
+    def consumer(self) -> int:
+        return self.joined.consumer
+
+    def note(self, heartbeat: ClientHeartbeat) -> None:
+        """Notes what a heartbeat reports about its reading."""
+        self.pace.add(heartbeat.elements, heartbeat.seconds, heartbeat.waited)
+        self.delivered.add(0.0, heartbeat.seconds, heartbeat.bottleneck.delivered)
+        if heartbeat.bottleneck.operator:
+            self.bottleneck = heartbeat.bottleneck
+        if heartbeat.budget:
+            self.held, self.budget = heartbeat.held, heartbeat.budget
+        if heartbeat.version >= self.version:
+            self.version, self.limit = heartbeat.version, heartbeat.limit
 
 
 class IterationRecord:

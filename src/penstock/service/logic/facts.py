@@ -12,15 +12,14 @@ from typing import ClassVar
 import msgspec
 
 from penstock.service.protocol.messages import (
-    UNKNOWN_BOTTLENECK,
-    Bottleneck,
+    ClientHeartbeat,
     DatasetInfo,
     JobOptions,
     Plain,
     StreamRange,
     Work,
+    WorkerHeartbeat,
     WorkerInfo,
-    WorkStatus,
 )
 
 
@@ -241,19 +240,10 @@ class LeasesKept(Event, frozen=True):
 
 
 class ClientHeard(FleetingEvent, frozen=True):
-    """The dispatcher got a request of a client."""
+    """The dispatcher got a request of a client, perhaps with what heartbeats report."""
 
     client: str
-    elements: int = 0
-    waited: float = 0.0
-    seconds: float = 0.0
-    version: int = 0
-    """The version that the request named: the client was alive after that version was made."""
-    limit: int | None = None
-    held: int = 0
-    budget: int = 0
-    bottleneck: Bottleneck = UNKNOWN_BOTTLENECK
-    """As in `ClientHeartbeat`."""
+    heartbeat: ClientHeartbeat | None = None
 
 
 class ClientWaits(FleetingEvent, frozen=True):
@@ -265,11 +255,7 @@ class ClientWaits(FleetingEvent, frozen=True):
 class WorkerHeard(FleetingEvent, frozen=True):
     """The dispatcher got a request of a worker."""
 
-    worker: str
-    jobs: tuple[WorkStatus, ...] = ()
-    draining: bool = False
-    restarts: int = 0
-    failures: int = 0
+    heartbeat: WorkerHeartbeat
 
 
 class WorkerSuspected(FleetingEvent, frozen=True):

@@ -85,9 +85,12 @@ class FeedMarks(list[Mark]):
     moving_from = ""
     """The worker that leaves and still makes the stream, while its state moves to another one."""
 
+    named_successor: str | None = None
+    """The worker that is to continue if the one that makes the stream leaves."""
+
     @property
     def successor(self) -> str:
-        """The worker that was given the state of the stream; empty if there is none."""
+        """The worker that continues at once; empty if there is none."""
         return next((mark.worker for mark in reversed(self) if mark.worker), "")
 
 
@@ -255,7 +258,7 @@ class Feed:
             self._raise_inconsistent(start + len(piece))
         self._arrived = max(self._arrived, start + len(piece))
         self._pieces[start] = piece
-        # A worker that sends what is behind a mark has used it. Large ones are not kept for others.
+        # A worker that sends what is behind a mark has used it. Large marks are then dropped.
         self.marks[:] = [m for m in self.marks if m.ordinal > start or not m.is_large]
 
     def end(self, length: int) -> None:
@@ -332,7 +335,7 @@ class Feed:
 
     def mark(self, ordinal: int, most: int = MOST_STATE) -> Mark | None:
         """The last mark at `ordinal` or before it whose state has at most `most` bytes."""
-        own = [m for m in self.marks if not m.worker]
+        own = [m for m in self.marks if m.state or not m.worker]
         known = [m for m in own if m.ordinal <= ordinal and len(m.state) <= most]
         return max(known, key=lambda mark: mark.ordinal, default=None)
 
@@ -504,7 +507,7 @@ class Asks(dict[int, Ask]):
         """The highest turn that each worker was asked for."""
 
     def add(self, ask: Ask, again: bool) -> None:
-        """Adds a request where its worker puts it: before those that are needed later.
+        """Adds a request where its worker puts it: before requests that are needed later.
 
         `again`: later elements of its feed may have been requested before. The first request of a
         worker stays first, because the worker has begun it, unless it has a higher turn: then the

@@ -10,8 +10,7 @@ import zlib
 from collections.abc import Collection, Iterable
 from itertools import chain
 
-from penstock.errors import OpError, UnavailableError
-from penstock.service.logic.crashes import Blame
+from penstock.errors import AbortedError, OpError, UnavailableError
 from penstock.service.logic.feeds import (
     DEPTH,
     FEW,
@@ -31,6 +30,9 @@ from penstock.service.logic.orders import LeaseOrder, RoundRobinOrder, Sequentia
 from penstock.service.protocol.data_messages import LARGE_STATE, MOST_STATE, Mark
 
 Order = SequentialOrder | RoundRobinOrder | LeaseOrder | InterleaveOrder
+
+MOST_CRASHES = 3
+"""Workers, or plan processes, that may crash while they compute the same elements."""
 
 MOST_REFUSED = 16
 """Streams that some workers refused and that wait for another one, beyond `DEPTH` per worker."""
@@ -78,12 +80,10 @@ class Fetcher:
         self._silences: dict[tuple[int, int], int] = {}
         """How often workers were silent for too long while they computed these elements."""
         self.blame = Blame()
-        self._successors: dict[str, str | None] = {}
-        """Which worker continues the streams of each worker if it leaves."""
 
     @property
     def takes_turns(self) -> bool:
-        """Whether elements of several inputs follow each other in turn."""
+        """Whether elements of several inputs follow each other: `take_turns` hands them out."""
         return isinstance(self.order, InterleaveOrder)
 
     @property
@@ -102,7 +102,6 @@ class Fetcher:
         to blame; see `Blame`.
         """
         self._workers.pop(worker, None)
-        self._successors.pop(worker, None)
         self.leaving.discard(worker)
         owed = self._asks.remove_worker(worker)
         self.hungry = self.hungry or bool(owed)
@@ -147,18 +146,19 @@ class Fetcher:
         self._here = self._owed = self._buffered = 0
         self.hungry = True
 
-    def find_successor(self, worker: str) -> str | None:
-        """The worker that continues the streams of `worker` if that one leaves.
+    def find_successor(self, worker: str, feed: Feed, job: str = "") -> str | None:
+        """The worker that continues a stream of `worker` if that one leaves.
 
-        All clients of a worker choose the same one, as far as they know the same workers: what
-        they read together moves once. A client keeps to its choice, because it names it to the
-        worker.
+        All clients of a job choose the same one, as far as they know the same workers: a stream
+        that they share moves to that worker. Streams of one worker move to several ones.
         """
-        chosen = self._successors.get(worker)
-        if chosen not in self._workers or chosen in self.leaving:
-            able = [other for other in self._staying() if other != worker] if self._bound else []
-            chosen = _keeper(able, worker) if able else None
-            self._successors[worker] = chosen
+        if not self._bound:
+            return None
+        chosen, unable = feed.marks.named_successor, {worker, *self.leaving, *feed.refused}
+        if chosen not in self._workers or chosen in unable:
+            able = sorted(self._workers.keys() - unable)
+            place = zlib.crc32(f"{worker}/{job}/{feed.stream}".encode())
+            chosen = feed.marks.named_successor = able[place % len(able)] if able else None
         return chosen
 
     def begin_move(self, feed: Feed, worker: str) -> None:
@@ -166,7 +166,7 @@ class Fetcher:
         feed.marks.moving_from = worker
 
     def end_move(self, feed: Feed, mark: Mark | None = None) -> None:
-        """A worker that leaves makes nothing more of a stream; others continue from `mark`."""
+        """A worker that leaves makes nothing more of a stream; another continues from `mark`."""
         feed.marks.moving_from = ""
         if mark is not None and not feed.void:
             feed.add_mark(mark)
@@ -276,14 +276,14 @@ class Fetcher:
         self._workers[worker] += 1
         self._owed += span[1] - span[0]
         self._requests += 1
-        mark, turn = feed.mark(span[0], most_state), self._turn_of(feed)
+        mark, turn = feed.mark(span[0], most_state), self._turn_of(feed, span[0])
         ask = Ask(self._requests, worker, feed, *span, mark, span[0], turn)
         self._asks.add(ask, again)
         return ask
 
-    def _turn_of(self, feed: Feed) -> int:
-        """Which turn it is to hand out a feed, where whole streams follow each other."""
-        return feed.stream if self.ordered and self.order.is_by_stream else 0
+    def _turn_of(self, feed: Feed, ordinal: int) -> int:
+        """Which turn it is to hand out an element, where the order is fixed."""
+        return self.order.find_turn(feed, ordinal) if self.ordered else 0
 
     def _is_crowded(self, feed: Feed) -> bool:
         """Whether a feed has used its share of the limit, where inputs take turns."""
@@ -403,7 +403,8 @@ class Fetcher:
             return count < 2 * DEPTH
         if count < DEPTH or not self._moves(feed, worker) or feed is not self._next_feed():
             return count < DEPTH
-        before = [a for a in self._asks.of_worker(worker) if a.turn <= self._turn_of(feed)]
+        turn = self._turn_of(feed, feed.asking)
+        before = [a for a in self._asks.of_worker(worker) if a.turn <= turn]
         return count < 2 * DEPTH and len(before) < DEPTH
 
     def _moves(self, feed: Feed, worker: str) -> bool:
@@ -564,7 +565,6 @@ class Fetcher:
             start, piece = feed.take(count)
             self._promised = [feed for feed in self._promised if not feed.over]
         else:
-            assert not isinstance(self.order, InterleaveOrder)
             start, piece = feed.take(min(count, self.order.room(feed)), anywhere)
             if isinstance(piece, Failure):
                 piece.number(self.order.find_number)
@@ -586,10 +586,74 @@ class Fetcher:
 
 
 def _keeper(workers: Iterable[str], what: object) -> str:
-    """The worker that keeps a block or continues another's streams, the same for all clients:
-    highest random weight."""
+    """The worker that keeps a block, the same for all clients: highest random weight."""
     return max(workers, key=lambda worker: zlib.crc32(f"{worker}/{what}".encode()))
 
 
 def _place(ask: Ask) -> tuple[int, int]:
     return ask.feed.stream, ask.at
+
+
+class Blame:
+    """Counts the workers that crashed in a row while they computed the same elements.
+
+    A worker passes over an element if a call is known to crash its processes. Otherwise no element
+    can be passed over, and the reader ends with an error.
+    """
+
+    def __init__(self) -> None:
+        self._stream = self._start = self._stop = 0
+        self.workers: list[str] = []
+        self._how = self._function = ""
+        self._accused: tuple[int, int] | None = None
+        """The stream and the first element of the last verdict."""
+
+    def add(self, worker: str, stream: int, start: int, stop: int) -> None:
+        """Records that a worker crashed while it computed elements `start` to `stop`."""
+        if (stream, start) != (self._stream, self._start):
+            self._clear()
+        self._stream, self._start, self._stop = stream, start, stop
+        self.workers.append(worker)
+
+    def explain(self, worker: str, how: str, function: str = "") -> None:
+        """Records how the plan process of a worker crashed, for the error message."""
+        if worker in self.workers:
+            self._how = f", the last one because it {how}"
+            self._function = f", in {function}" if function else ""
+
+    def acquit(self, worker: str) -> None:
+        """Takes back the last crash of a worker: another call crashed it, or it still searches."""
+        if worker in self.workers:
+            self.workers.remove(worker)
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether so many crashed that the reader must ask for nothing more."""
+        return len(self.workers) >= MOST_CRASHES
+
+    @property
+    def is_final(self) -> bool:
+        """Whether trying once more would be in vain: plan processes crashed, or so many workers
+        were lost once more. Workers may also be lost because they were stopped."""
+        return bool(self._how) or self._accused == (self._stream, self._start)
+
+    def verdict(self) -> AbortedError:
+        """Returns the error that names the elements, and begins to count anew."""
+        who = "plan processes crashed" if self._how else "workers were lost"
+        ends = (
+            "no call of a function is known to cause this, so no element can be passed over and "
+            "reading ends here"
+            if self.is_final
+            else "reading can continue there, and ends if that happens again"
+        )
+        error = AbortedError(
+            f"distribute: {MOST_CRASHES} {who} one after the other while they computed elements "
+            f"{self._start} to {self._stop - 1} of stream {self._stream}{self._function}"
+            f"{self._how}; {ends}; see what the workers printed"
+        )
+        self._accused = (self._stream, self._start)
+        self._clear()
+        return error
+
+    def _clear(self) -> None:
+        self.workers, self._how, self._function = [], "", ""

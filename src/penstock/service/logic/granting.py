@@ -8,7 +8,7 @@ holds. Streams of workers are leased side by side, because they have no order am
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from heapq import merge
 from itertools import count
 
@@ -118,18 +118,13 @@ def lease(state: State, request: Lease) -> Decision:
         answer = client.answer if request.number == client.number else ()
         return Decision((heard, *report), _make_reply(record, answer, {}))
     chosen = choose(state, client, request.want, dict(request.ended))
-    facts, reply = _reply_to_lease(state, record, client, chosen)
+    if chosen:
+        facts, reply = _grant(state, record, client, chosen)
+    else:
+        facts, reply = _reply_without_grants(state, record, client)
     ranges = tuple(grant.range for grant in reply.grants)
     leased = RangesLeased(client.client, request.number, ranges)
     return Decision((heard, *report, *facts, leased), reply)
-
-
-def _reply_to_lease(
-    state: State, record: IterationRecord, client: ClientRecord, chosen: list[StreamRange]
-) -> tuple[list[Fact], LeaseReply]:
-    if not chosen:
-        return _reply_without_grants(state, record, client)
-    return _grant(state, record, client, chosen) or ([], LeaseReply(retry=timing.LEASE_RETRY))
 
 
 def _make_reply(
@@ -142,15 +137,12 @@ def _make_reply(
 
 
 def _grant(
-    state: State,
-    record: IterationRecord,
-    client: ClientRecord,
-    chosen: list[StreamRange],
-) -> tuple[list[Fact], LeaseReply] | None:
-    """Leases `chosen`; None if no worker can make it."""
+    state: State, record: IterationRecord, client: ClientRecord, chosen: list[StreamRange]
+) -> tuple[list[Fact], LeaseReply]:
+    """Leases `chosen`, or nothing if no worker can make it."""
     places = _choose_workers(state, record, client, chosen) if record.has_bound_streams else {}
     if any(worker is None for worker in places.values()):
-        return None
+        return [], LeaseReply(retry=timing.LEASE_RETRY)
     moved = [
         StreamPlace(stream, worker, record.places.home(stream))
         for stream, worker in places.items()
@@ -231,9 +223,12 @@ class _Choice:
             if start < stop:
                 yield start, stop
 
-    def _first_unleased(self, stream: int) -> int:
-        track = self._group.tracks.get(stream)
-        return track.reached if track is not None else 0
+    def _unleased_range(self, stream: int, want: int) -> StreamRange:
+        """The next `want` elements of a stream that were never leased; fewer at its end."""
+        track, end = self._group.tracks.get(stream), self._known_end(stream)
+        start = track.reached if track is not None else 0
+        stop = start + want if end is None else min(start + want, end)
+        return StreamRange(stream, start, stop)
 
     def _unbegun_streams(self) -> Iterator[int]:
         """Streams that no client has begun."""
@@ -258,11 +253,7 @@ class _SideBySide(_Choice):
                     return found
         streams = self._streams(MOST_GRANTS - len(found))
         size = -(-want // max(1, len(streams)))
-        return found + [self._next(stream, size) for stream in streams]
-
-    def _next(self, stream: int, size: int) -> StreamRange:
-        start, end = self._first_unleased(stream), self._known_end(stream)
-        return StreamRange(stream, start, start + size if end is None else min(start + size, end))
+        return found + [self._unleased_range(stream, size) for stream in streams]
 
     def _streams(self, most: int) -> list[int]:
         """The streams to lease from next, one for each usable worker."""
@@ -297,10 +288,10 @@ class _InOrder(_Choice):
             run = want > 0 and len(found) < MOST_GRANTS
             if run:
                 spans = list(self._free_ranges(stream, want))
-                want -= sum(stop - start for start, stop in spans)
+                want -= sum(span.stop - span.start for span in spans)
             else:
                 spans = [] if self._holds(stream) else list(self._free_ranges(stream, 1))
-            found += [StreamRange(stream, *span) for span in spans]
+            found += spans
             ahead -= not run or want <= 0
             if ahead <= 0:
                 break
@@ -321,24 +312,18 @@ class _InOrder(_Choice):
     def _holds(self, stream: int) -> bool:
         return stream in self._group.at.get(self._client, ())
 
-    def _free_ranges(self, stream: int, want: int) -> Iterator[tuple[int, int]]:
+    def _free_ranges(self, stream: int, want: int) -> Iterator[StreamRange]:
         """Up to `want` free elements of a stream: returned ones, then unleased ones, unless only
         other clients hold parts of it."""
         group = self._group
         for start, stop in self._returned_ranges(stream) if stream in group.returned else ():
-            yield start, min(stop, start + want)
+            yield StreamRange(stream, start, min(stop, start + want))
             want -= stop - start
             if want <= 0:
                 return
         apart = stream not in group.open or stream in group.idle or self._holds(stream)
-        if apart and (new := self._unleased_range(stream, want)) is not None:
+        if apart and (new := self._unleased_range(stream, want)).start < new.stop:
             yield new
-
-    def _unleased_range(self, stream: int, want: int) -> tuple[int, int] | None:
-        """Up to `want` elements of a stream that were never leased."""
-        start, end = self._first_unleased(stream), self._known_end(stream)
-        stop = start + want if end is None else min(start + want, end)
-        return (start, stop) if start < stop else None
 
     def _take_over(self, want: int) -> list[StreamRange]:
         """Elements of a stream that other clients hold parts of.
@@ -348,8 +333,8 @@ class _InOrder(_Choice):
         busy: set[str] = set()
         found: list[StreamRange] = []
         for stream in sorted(self._group.open):
-            if (new := self._unleased_range(stream, want)) is not None:
-                found.append(StreamRange(stream, *new))
+            if (new := self._unleased_range(stream, want)).start < new.stop:
+                found.append(new)
                 if busy.issuperset(self._group.tracks[stream].held):
                     return found[-1:]
                 busy.update(self._group.tracks[stream].held)
@@ -363,13 +348,9 @@ def origin_of(request: OpenIteration) -> str:
     """A digest of the saved states that a client resumes; empty without any."""
     if not request.resumes:
         return ""
-    ranges = sorted((*request.consumed, *request.held), key=_by_position)
+    ranges = sorted((*request.consumed, *request.held), key=lambda at: (at.stream, at.start))
     states = (sorted(request.resumes), ranges, request.finished)
     return hashlib.sha256(msgspec.msgpack.encode(states)).hexdigest()[:16]
-
-
-def _by_position(held: StreamRange) -> tuple[int, int]:
-    return held.stream, held.start
 
 
 def find_rewound(record: IterationRecord, request: OpenIteration) -> list[ClientRewound]:
@@ -380,30 +361,23 @@ def find_rewound(record: IterationRecord, request: OpenIteration) -> list[Client
     origin = origin_of(request)
     line = set(request.resumes)
     for member in record.members.values():
-        follows = any(ancestor in line for ancestor in member.resumes)
-        if (
-            follows
-            and not _resumes_together(member, request, origin)
-            and not _is_returning(member, request, origin)
-        ):
+        # The requesting client itself, which returns after its leases expired.
+        returns = member.client == request.client
+        together = _is_merged(request) and member.standing in (HERE, LEFT)
+        continues = member.joined.origin == origin and (returns or together)
+        if line.intersection(member.joined.resumes) and not continues:
             line.add(member.client)
-    members = (record.members[client] for client in record.members if client in line)
-    return [ClientRewound(member.client) for member in members if _needs_rewind(member)]
+    rewound = (member for member in record.members.values() if member.client in line)
+    return [
+        ClientRewound(member.client)
+        for member in rewound
+        if member.consumed or member.standing != SUPERSEDED
+    ]
 
 
-def _resumes_together(member: ClientRecord, request: OpenIteration, origin: str) -> bool:
-    """Whether a member and the requesting client resume the same merged state, side by side."""
-    merged = request.merged or len(request.resumes) > 1
-    return merged and member.origin == origin and member.standing in (HERE, LEFT)
-
-
-def _is_returning(member: ClientRecord, request: OpenIteration, origin: str) -> bool:
-    """Whether the member is the requesting client, which returns after its leases expired."""
-    return member.client == request.client and member.origin == origin
-
-
-def _needs_rewind(member: ClientRecord) -> bool:
-    return bool(member.consumed) or member.standing != SUPERSEDED
+def _is_merged(request: OpenIteration) -> bool:
+    """Whether a client resumes a merged state, perhaps beside other clients."""
+    return request.merged or len(request.resumes) > 1
 
 
 def find_untaken(
@@ -412,59 +386,49 @@ def find_untaken(
     """The part of `request.held` that no other client has once the facts `before` are applied."""
     ends = {**record.ends, **dict(request.finished)}
     taken = _find_taken(record, request, before, {at.stream for at in request.held})
-    return tuple(
-        StreamRange(at.stream, start, stop)
-        for at in request.held
-        for start, stop in taken[at.stream].outside(
-            at.start, min(at.stop, ends.get(at.stream, at.stop))
-        )
+    return _cut_ranges(
+        request.held,
+        lambda at: taken[at.stream].outside(at.start, min(at.stop, ends.get(at.stream, at.stop))),
     )
+
+
+def _cut_ranges(
+    ranges: Iterable[StreamRange], cut: Callable[[StreamRange], Iterable[tuple[int, int]]]
+) -> tuple[StreamRange, ...]:
+    """The parts of ranges that `cut` returns for each of them."""
+    return tuple(StreamRange(at.stream, start, stop) for at in ranges for start, stop in cut(at))
 
 
 def find_repeated(
     record: IterationRecord, request: OpenIteration, before: Iterable[Fact]
 ) -> tuple[StreamRange, ...]:
     """The part of `request.consumed` that other clients have got, too."""
-    if request.merged or len(request.resumes) > 1:
+    if _is_merged(request):
         return ()  # All clients that resume a merged state report the same; the first has it.
     taken = _find_taken(record, request, before, {at.stream for at in request.consumed})
-    return _overlaps(request, taken)
+    return _cut_ranges(request.consumed, lambda at: taken[at.stream].inside(at.start, at.stop))
 
 
 def find_unclaimed(record: IterationRecord, request: OpenIteration) -> tuple[StreamRange, ...]:
     """As `find_repeated`, for a repeated request: what it reports and the record does not have."""
-    if request.merged or len(request.resumes) > 1:
+    if _is_merged(request):
         return ()
     mine = record.members[request.client].consumed
-    return tuple(
-        StreamRange(at.stream, start, stop)
-        for at in request.consumed
-        for start, stop in mine.get(at.stream, Ranges()).outside(at.start, at.stop)
-    )
-
-
-def _overlaps(request: OpenIteration, taken: dict[int, Ranges]) -> tuple[StreamRange, ...]:
-    return tuple(
-        StreamRange(at.stream, start, stop)
-        for at in request.consumed
-        for start, stop in taken[at.stream].inside(at.start, at.stop)
+    return _cut_ranges(
+        request.consumed, lambda at: mine.get(at.stream, Ranges()).outside(at.start, at.stop)
     )
 
 
 def _find_taken(
     record: IterationRecord, request: OpenIteration, before: Iterable[Fact], streams: set[int]
 ) -> dict[int, Ranges]:
-    undone = {fact.client for fact in before if isinstance(fact, ClientRewound)}
-    return _ranges_of_others(record, record.group_of(request), {*undone, request.client}, streams)
-
-
-def _ranges_of_others(
-    record: IterationRecord, name: str, undone: set[str], streams: set[int]
-) -> dict[int, Ranges]:
-    """What the other clients of a group hold or have consumed of some streams."""
+    """What the other clients of a group hold or have consumed of some streams, once the facts
+    `before` are applied."""
     taken = {stream: Ranges() for stream in streams}
     if not taken:
         return taken  # A new reader: an iteration may have thousands of members.
+    name = record.group_of(request)
+    undone = {fact.client for fact in before if isinstance(fact, ClientRewound)} | {request.client}
     others = [m for m in record.members.values() if m.group == name and m.client not in undone]
     for member in others:
         for stream in streams & member.consumed.keys():
@@ -480,12 +444,10 @@ def _ranges_of_others(
 
 def find_leased(record: IterationRecord, request: OpenIteration) -> tuple[StreamRange, ...]:
     """As `find_untaken`, for a repeated request: the part of `request.held` that it has leased."""
-    group = record.groups[record.members[request.client].group]
-    return tuple(
-        StreamRange(at.stream, start, stop)
-        for at in request.held
-        if at.stream in group.tracks
-        for start, stop in group.tracks[at.stream]
-        .held.get(request.client, Ranges())
-        .inside(at.start, at.stop)
-    )
+    tracks = record.groups[record.members[request.client].group].tracks
+
+    def find_held(at: StreamRange) -> list[tuple[int, int]]:
+        mine = tracks[at.stream].held.get(request.client) if at.stream in tracks else None
+        return [] if mine is None else mine.inside(at.start, at.stop)
+
+    return _cut_ranges(request.held, find_held)

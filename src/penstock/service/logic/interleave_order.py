@@ -226,10 +226,8 @@ class InterleaveOrder(FeedOrder):
                 return None, slot.feed
             place, kind = event
             if place < slot.position:
-                return (
-                    slot,
-                    slot.feed,
-                )  # An operator has made several elements of one input element.
+                # An operator has made several elements of one input element.
+                return slot, slot.feed
             if place - slot.position >= (left := self._block - self._taken):
                 self._pass(slot, left)
                 self._advance()

@@ -13,7 +13,7 @@ import heapq
 import zlib
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, TypeVar, overload
@@ -61,8 +61,6 @@ class Ranges:
         if not isinstance(other, Ranges):
             return NotImplemented
         return self._starts == other._starts and self._stops == other._stops
-
-    __hash__ = None  # type: ignore[assignment]  # It is mutable.
 
     def __repr__(self) -> str:
         return f"Ranges({list(self)})"
@@ -171,7 +169,7 @@ class Ranges:
         return gaps
 
 
-class Lengths(MutableMapping[int, int]):
+class Lengths(Mapping[int, int]):
     """The known lengths of streams, as an array."""
 
     def __init__(self) -> None:
@@ -200,11 +198,6 @@ class Lengths(MutableMapping[int, int]):
             self._lengths.extend([_UNKNOWN] * missing)
         self._count += self._lengths[stream] == _UNKNOWN
         self._lengths[stream] = length
-
-    def __delitem__(self, stream: int) -> None:
-        self[stream]
-        self._lengths[stream] = _UNKNOWN
-        self._count -= 1
 
     def __iter__(self) -> Iterator[int]:
         return (s for s, length in enumerate(self._lengths) if length != _UNKNOWN)
@@ -286,9 +279,6 @@ class Track:
     free: Ranges = field(default_factory=Ranges)
     held: dict[str, Ranges] = field(default_factory=dict)
 
-    def holdings(self, client: str) -> Ranges:
-        return self.held.setdefault(client, Ranges())
-
     def reach(self, ordinal: int) -> None:
         """Moves `reached` up to `ordinal`; the elements in between become free."""
         if ordinal > self.reached:
@@ -356,7 +346,7 @@ class Group:
         else:
             track.reach(stop)
             track.free.remove(start, stop)
-        track.holdings(client).add(start, stop)
+        track.held.setdefault(client, Ranges()).add(start, stop)
         self.at.setdefault(client, {})[stream] = None
         self._count_held(client, stop - start)
         self.open.pop(stream, None)
@@ -435,12 +425,6 @@ class Group:
         if client in self.holders:
             self.holders[client] = self.holders.pop(client)
 
-    def held(self) -> Iterator[tuple[int, str, int, int]]:
-        """All leases: stream, client, start, stop."""
-        for stream, track in self.tracks.items():
-            for client, ranges in track.held.items():
-                yield from ((stream, client, start, stop) for start, stop in ranges)
-
     def _track(self, stream: int) -> Track:
         self.begin(stream + 1)
         track = self.tracks.get(stream)
@@ -463,14 +447,9 @@ class Group:
         held.remove(start, stop)
         self._count_held(client, held.count - before)
         if not held:
-            del track.held[client]
-            self._forget_holding(client, stream)
-
-    def _forget_holding(self, client: str, stream: int) -> None:
-        streams = self.at[client]
-        del streams[stream]
-        if not streams:
-            del self.at[client]
+            del track.held[client], self.at[client][stream]
+            if not self.at[client]:
+                del self.at[client]
 
     def _classify(self, stream: int) -> None:
         """Updates `open`, `idle`, `returned` and `done` after a change of a stream's track."""

@@ -417,7 +417,7 @@ def _find_overtaken(record: IterationRecord, request: OpenIteration) -> ClientRe
     for member in record.members.values():
         if member.client not in (*request.names, request.client):
             for name in request.names:
-                if name in member.resumes and name in record.members:
+                if name in member.joined.resumes and name in record.members:
                     return record.members[name]
     return None
 

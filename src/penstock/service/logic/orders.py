@@ -34,11 +34,12 @@ from penstock.service.protocol.messages import (
 class FeedOrder:
     """The base of all orders, with the feeds that other feeds have replaced."""
 
-    is_by_stream = False
-    """Whether all of a stream comes before the streams with higher numbers."""
-
     def __init__(self) -> None:
         self._dropped: list[Feed] = []
+
+    def find_turn(self, feed: Feed, ordinal: int) -> int:
+        """Which turn it is to hand out an element; elements with lower turns are needed first."""
+        return 0
 
     def pop_dropped(self) -> list[Feed]:
         """Returns each feed once that another feed has replaced."""
@@ -55,6 +56,13 @@ class FeedOrder:
     def find_number(self, counted: NumberInPiece) -> int | None:
         """The number in the whole plan of the element that is handed out next; None: unknown."""
         return None
+
+    def room(self, feed: Feed) -> int:
+        """How many elements of a feed may be handed out in one go."""
+        return NOWHERE
+
+    def took(self, feed: Feed, count: int) -> None:
+        """`count` elements of a feed were handed out."""
 
 
 class SequentialOrder(FeedOrder):
@@ -73,7 +81,6 @@ class SequentialOrder(FeedOrder):
         free: bool = False,
     ) -> None:
         super().__init__()
-        self.is_by_stream = True
         self._streams = streams
         self._length = length
         self._begin = WHOLE if free else GUESS
@@ -169,12 +176,8 @@ class SequentialOrder(FeedOrder):
         while (feed := self._open_next()) is not None:
             yield feed
 
-    def took(self, feed: Feed, count: int) -> None:
-        pass
-
-    def room(self, feed: Feed) -> int:
-        """How many elements of a feed may be handed out in one go."""
-        return NOWHERE
+    def find_turn(self, feed: Feed, ordinal: int) -> int:
+        return feed.stream
 
     def state(self, free: bool) -> dict[str, Any]:
         """What to continue from; `free` if elements of several feeds were handed out."""
@@ -291,6 +294,10 @@ class RoundRobinOrder(FeedOrder):
         order = self._slots[self._turn :] + self._slots[: self._turn]
         yield from sorted(order, key=self.is_early)
 
+    def find_turn(self, feed: Feed, ordinal: int) -> int:
+        """The lap."""
+        return self._begins[feed.stream] + ordinal // self._block
+
     def took(self, feed: Feed, count: int) -> None:
         self._left_lap = None
         if self._free:
@@ -388,7 +395,6 @@ class LeaseOrder(FeedOrder):
 
     def __init__(self, in_order: bool = False, ahead: bool = False) -> None:
         super().__init__()
-        self.is_by_stream = in_order
         self._in_order = in_order
         self._ahead = ahead
         self._open: list[LeasedFeed] = []
@@ -460,8 +466,8 @@ class LeaseOrder(FeedOrder):
     def upcoming(self) -> Iterator[Feed]:
         yield from list(self._open)
 
-    def took(self, feed: Feed, count: int) -> None:
-        pass
+    def find_turn(self, feed: Feed, ordinal: int) -> int:
+        return feed.stream if self._in_order else 0
 
     def room(self, feed: Feed) -> int:
         assert isinstance(feed, LeasedFeed)
@@ -480,9 +486,6 @@ class LeaseOrder(FeedOrder):
     @property
     def feeds(self) -> list[Feed]:
         return [feed for feed in self._open if feed.room]
-
-    def state(self, free: bool) -> dict[str, Any]:
-        return {}
 
 
 _BEATS = 2

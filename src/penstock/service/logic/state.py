@@ -202,8 +202,8 @@ class State:
             self.iterations[job].places.vacate(stream, self.roster)
 
     def _worker_heard(self, fact: facts.WorkerHeard, now: float) -> None:
-        self.roster.hear(fact.worker, fact.jobs, fact.draining, now, fact.restarts, fact.failures)
-        for status in fact.jobs:
+        self.roster.hear(fact.heartbeat, now)
+        for status in fact.heartbeat.jobs:
             if status.job in self.iterations:
                 making = self.iterations[status.job].making
                 making.add(status.elements, status.seconds, nbytes=status.nbytes)
@@ -304,7 +304,7 @@ class State:
         record = self.iterations[fact.job]
         known = record.members.get(fact.client)
         consumed = Consumed(record.ends) if known is None else known.consumed
-        client = ClientRecord.of(fact, consumed)
+        client = ClientRecord(fact, consumed)
         if not record.clients:
             record.read_since = now
         self.clients[fact.client] = record.members[fact.client] = client
@@ -359,14 +359,8 @@ class State:
     def _client_heard(self, fact: facts.ClientHeard, now: float) -> None:
         client = self.clients.get(fact.client)
         if client is not None and client.standing == HERE:
-            client.pace.add(fact.elements, fact.seconds, fact.waited)
-            client.delivered.add(0.0, fact.seconds, fact.bottleneck.delivered)
-            if fact.bottleneck.operator:
-                client.bottleneck = fact.bottleneck
-            if fact.budget:
-                client.held, client.budget = fact.held, fact.budget
-            if fact.version >= client.version:
-                client.version, client.limit = fact.version, fact.limit
+            if fact.heartbeat is not None:
+                client.note(fact.heartbeat)
             self._ask_for_limits(self.iterations[client.job])
             self._hear(client, now)
 
@@ -397,20 +391,15 @@ class State:
         self._ranges_leased(facts.RangesLeased(fact.client, fact.number, fact.ranges), now)
         self.clients[fact.client].answer = fact.answer
 
-    def _ranges_consumed(self, fact: facts.RangesConsumed, now: float) -> None:
+    def _ranges_consumed(
+        self, fact: facts.RangesConsumed | facts.RangesClaimed, now: float
+    ) -> None:
         client = self.clients[fact.client]
         record, group = self.iterations[client.job], self.group(client)
+        consume = group.claim if isinstance(fact, facts.RangesClaimed) else group.consume
         self._end(record, fact.ended)
         for at in fact.ranges:
-            client.consumed.add(at.stream, group.consume(fact.client, at.stream, at.start, at.stop))
-            self._vacate_if_done(record, group, at.stream)
-
-    def _ranges_claimed(self, fact: facts.RangesClaimed, now: float) -> None:
-        client = self.clients[fact.client]
-        record, group = self.iterations[client.job], self.group(client)
-        self._end(record, fact.ended)
-        for at in fact.ranges:
-            client.consumed.add(at.stream, group.claim(fact.client, at.stream, at.start, at.stop))
+            client.consumed.add(at.stream, consume(fact.client, at.stream, at.start, at.stop))
             self._vacate_if_done(record, group, at.stream)
 
     def _ranges_set_aside(self, fact: facts.RangesSetAside, now: float) -> None:
@@ -457,7 +446,7 @@ _APPLY: dict[type[Any], Callable[[State, Any, float], None]] = {
     facts.RangesLeased: State._ranges_leased,
     facts.LeasesKept: State._leases_kept,
     facts.RangesConsumed: State._ranges_consumed,
-    facts.RangesClaimed: State._ranges_claimed,
+    facts.RangesClaimed: State._ranges_consumed,
     facts.RangesSetAside: State._ranges_set_aside,
     facts.GroupReached: State._group_reached,
     facts.LengthsKept: State._lengths_kept,
@@ -465,7 +454,7 @@ _APPLY: dict[type[Any], Callable[[State, Any, float], None]] = {
 }
 
 
-# Intervals: how often clients and workers call the dispatcher, which tells them in its replies.
+# Intervals: how often clients and workers call the dispatcher, as its replies say.
 # One dispatcher handles only so many requests per second. With few clients it hears each of them
 # often. With many, each calls less often, so that all together send about as many requests. No
 # interval is longer than `timing` allows, where the inequalities say why.

@@ -37,7 +37,12 @@ from penstock.service.logic.facts import (
 )
 from penstock.service.logic.state import State, worker_heartbeat
 from penstock.service.protocol import timing
-from penstock.service.protocol.messages import MODES, UNKNOWN_BOTTLENECK, Bottleneck
+from penstock.service.protocol.messages import (
+    MODES,
+    UNKNOWN_BOTTLENECK,
+    Bottleneck,
+    ClientHeartbeat,
+)
 
 STATUS_VERSION = 1
 """Increased when a field of the status changes its meaning or is removed."""
@@ -348,21 +353,20 @@ def _fast_enough(signs: JobSigns) -> str:
 
 
 def _busy_workers(signs: JobSigns) -> str:
+    operator = signs.slowest.operator
+    mostly = f", most of it in {operator}" if operator else ""
     found = (
         f"Programs wait for {signs.lag:.0%} of their time, and workers compute for "
-        f"{signs.busy:.0%} of theirs{_most_of_it(signs.slowest)}. "
+        f"{signs.busy:.0%} of theirs{mostly}. "
     )
-    faster = signs.slowest.operator or "the source and the functions"
+    faster = operator or "the source and the functions"
+    here = "1 is" if signs.workers == 1 else f"{signs.workers} are"
     if signs.wanted > signs.workers:
         return (
             f"{found}Add workers: {_enough(signs)} would keep all readers busy, "
-            f"{_are(signs.workers)} here. Or make {faster} faster."
+            f"{here} here. Or make {faster} faster."
         )
     return f"{found}Make {faster} faster, or add a worker."
-
-
-def _most_of_it(slowest: Bottleneck) -> str:
-    return f", most of it in {slowest.operator}" if slowest.operator else ""
 
 
 def _enough(signs: JobSigns) -> str:
@@ -378,10 +382,6 @@ def _slow_wire(signs: JobSigns) -> str:
         "for too long. Look at the network and at the cores of the reading machine, or raise "
         "Options.service.reader_memory."
     )
-
-
-def _are(count: int) -> str:
-    return "1 is" if count == 1 else f"{count} are"
 
 
 def _bytes(count: float) -> str:
@@ -494,15 +494,15 @@ def _worker_suspected(line: Timeline, state: State, fact: WorkerSuspected) -> De
 
 
 def _worker_heard(line: Timeline, state: State, fact: WorkerHeard) -> Description:
-    record = state.roster.workers.get(fact.worker)
+    record = state.roster.workers.get(fact.heartbeat.worker)
     # The first heartbeat also counts what happened before this dispatcher started.
     if record is None or not record.pace.seconds:
         return None
     address = record.info.address
     about = {"worker": address}
-    if (crashed := fact.restarts - record.restarts) > 0:
+    if (crashed := fact.heartbeat.restarts - record.restarts) > 0:
         return "crashed", f"{_count(crashed, 'plan process')} of worker {address}", about
-    if (failed := fact.failures - record.failures) > 0:
+    if (failed := fact.heartbeat.failures - record.failures) > 0:
         return "failed", f"{_count(failed, 'element')} on worker {address}", about
     return None
 
@@ -615,47 +615,26 @@ class Tally:
 
     def count(self, fact: Fact) -> None:
         """Counts a fact; most kinds of facts change nothing."""
-        counter = _COUNTERS.get(type(fact))
-        if counter is not None:
-            counter(self, fact)
+        match fact:
+            case ClientHeard(heartbeat=ClientHeartbeat() as heartbeat):
+                self.elements_handed_out += heartbeat.elements
+                self.reader_seconds += heartbeat.seconds
+                self.reader_wait_seconds += heartbeat.waited
+            case WorkerHeard():
+                self.elements_made += sum(job.elements for job in fact.heartbeat.jobs)
+                self.making_seconds += sum(job.seconds for job in fact.heartbeat.jobs)
+            case WorkerJoined():
+                self.workers_joined += 1
+            case WorkerGone():
+                self.workers_gone += 1
+            case ClientJoined():
+                self.readers_joined += 1
+            case ClientGone():
+                self.readers_gone += 1
+                self.readers_lost += fact.how == LOST
+            case IterationBegun():
+                self.iterations_begun += 1
 
     def count_expired(self, facts: tuple[Fact, ...]) -> None:
         """Counts the lost workers among facts that only the time has caused."""
         self.workers_lost += sum(isinstance(fact, WorkerGone) for fact in facts)
-
-    def _client_heard(self, fact: ClientHeard) -> None:
-        self.elements_handed_out += fact.elements
-        self.reader_seconds += fact.seconds
-        self.reader_wait_seconds += fact.waited
-
-    def _worker_heard(self, fact: WorkerHeard) -> None:
-        for job in fact.jobs:
-            self.elements_made += job.elements
-            self.making_seconds += job.seconds
-
-    def _worker_joined(self, fact: WorkerJoined) -> None:
-        self.workers_joined += 1
-
-    def _worker_gone(self, fact: WorkerGone) -> None:
-        self.workers_gone += 1
-
-    def _client_joined(self, fact: ClientJoined) -> None:
-        self.readers_joined += 1
-
-    def _client_gone(self, fact: ClientGone) -> None:
-        self.readers_gone += 1
-        self.readers_lost += fact.how == LOST
-
-    def _iteration_begun(self, fact: IterationBegun) -> None:
-        self.iterations_begun += 1
-
-
-_COUNTERS: dict[type[Any], Callable[[Tally, Any], None]] = {
-    ClientHeard: Tally._client_heard,
-    WorkerHeard: Tally._worker_heard,
-    WorkerJoined: Tally._worker_joined,
-    WorkerGone: Tally._worker_gone,
-    ClientJoined: Tally._client_joined,
-    ClientGone: Tally._client_gone,
-    IterationBegun: Tally._iteration_begun,
-}

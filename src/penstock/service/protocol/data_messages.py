@@ -57,7 +57,8 @@ class Mark(Plain, frozen=True):
     ordinal: int
     state: bytes
     worker: str = ""
-    """The worker that was given the state and can continue; then `state` is empty."""
+    """The worker that can continue at once, because it has loaded the plan. If `state` is empty,
+    that worker was given the state."""
 
     @property
     def is_large(self) -> bool:
@@ -85,14 +86,14 @@ class Fetch(Message, frozen=True):
     trace: str = ""
     """The W3C `traceparent` under which the worker traces element `start`; empty: it does not."""
     turn: int = 0
-    """Which of the client's streams it is, in the order in which the client needs them. Requests
-    with a lower number are answered first, even if one with a higher number was begun."""
+    """When the client needs the elements: requests with a lower number are answered first, even if
+    one with a higher number was begun."""
     most_state: int = LARGE_STATE
     """Bytes of the largest state that a worker that leaves may send. A client that does not say
     this sends every mark with every request, so its marks must be small."""
     successor: WorkerInfo | None = None
-    """The worker that continues the client's streams if this one leaves; None: as in the last
-    request that had one. A client that says this knows `Mark.worker` and `Progress.moving`."""
+    """The worker that continues the task if this one leaves; None: as in the last request that had
+    one. A client that says this knows `Mark.worker` and `Progress.moving`."""
 
 
 class AddState(Message, frozen=True):
@@ -435,7 +436,7 @@ HEAD_SIZE = _CHECKED + 4
 
 _COPIED = 4 << 10  # Up to this size, a copy is faster than a NumPy view.
 
-_encoder = msgspec.msgpack.Encoder()
+encode = msgspec.msgpack.Encoder().encode
 decoder_of_client: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(ToClient)
 """Decodes what a client receives."""
 decoder_of_worker: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(ToWorker)
@@ -445,13 +446,7 @@ _CACHED = 2048  # Bytes of the longest description that is cached.
 
 _decoder = msgspec.msgpack.Decoder(tuple[Description, ...])
 
-
 slab_decoder = msgspec.msgpack.Decoder(Slab)
-
-
-def encode(message: Any) -> bytes:
-    """A message as bytes."""
-    return _encoder.encode(message)
 
 
 def decode_message(decoder: msgspec.msgpack.Decoder[Any], data: bytes | memoryview) -> Any:
@@ -463,7 +458,7 @@ def decode_message(decoder: msgspec.msgpack.Decoder[Any], data: bytes | memoryvi
 
 
 def checksum(parts: Iterable[bytes | memoryview], crc: int = 0) -> int:
-    """The CRC32C of consecutive parts, behind others whose CRC32C is `crc`."""
+    """The CRC32C of consecutive parts, behind bytes whose CRC32C is `crc`."""
     for part in parts:
         small = len(part) <= _COPIED
         crc = google_crc32c.extend(crc, bytes(part) if small else np.frombuffer(part, np.uint8))
@@ -476,9 +471,9 @@ def check_bytes(crc: int) -> bytes:
 
 
 def is_undamaged(crc: int) -> bool:
-    """Whether `crc`, the CRC32C of a body and of the checksum behind it, belongs to equal ones.
+    """Whether a body has the checksum behind it; `crc` is the CRC32C of both.
 
-    Whatever bytes a CRC is computed of, it becomes this number if it continues over itself.
+    A CRC32C that continues over itself becomes the same number for all bytes before it.
     """
     return crc == _UNDAMAGED
 
@@ -520,7 +515,7 @@ def pack_columns(chunk: Chunk) -> tuple[bytes, list[memoryview]]:
     """The description of a chunk's columns, and their bytes: views where they are contiguous."""
     packing = Packing("sent to another process")
     described = [packing.column(column) for column in chunk.columns]
-    return _encoder.encode(described), packing.parts
+    return encode(described), packing.parts
 
 
 def unpack_columns(description: bytes, body: memoryview) -> list[Column]:
@@ -553,6 +548,5 @@ def _decode_uncached(description: bytes) -> tuple[tuple[Description, ...], int]:
     return described, sum(map(measure, described))
 
 
-_decode_cached = lru_cache(maxsize=256)(
-    _decode_uncached
-)  # Most chunks of a stream have equal descriptions.
+# Most chunks of a stream have equal descriptions.
+_decode_cached = lru_cache(maxsize=256)(_decode_uncached)
