@@ -17,7 +17,8 @@ import numpy as np
 from penstock.data.dataset import Dataset
 from penstock.distribute.backends import load
 from penstock.distribute.devices import Device
-from penstock.distribute.input.planning import distribute_dataset
+from penstock.distribute.input.delivery_plan import plan_dataset
+from penstock.distribute.input.distributed import DistributedDataset
 from penstock.distribute.replicas import Replicas
 from penstock.plan.shard import shard_plan
 
@@ -194,7 +195,7 @@ def worker_stream(ds, num_workers, replicas_per_worker, index):
     devices = tuple(Device("CPU", number) for number in range(replicas_per_worker))
     replicas = Replicas(load("numpy"), devices, num_workers, index)
     worker = types.SimpleNamespace(_replicas=replicas)
-    steps = iter(distribute_dataset(worker, ds, None))._steps[0]
+    steps = iter(DistributedDataset(worker, plan_dataset(worker, ds, None)))._steps[0]
     # Behind the last portion that is there, a step is filled with made-up ones.
     return (leaf for present, leaves in steps for leaf in leaves[:present])
 

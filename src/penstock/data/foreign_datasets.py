@@ -140,7 +140,7 @@ def _plan_stream(call: str, dataset: Any, columns: Any, fill: Any) -> Node:
         schema = _first_schema(call, dataset.with_format("arrow"), by_rows)
     else:
         schema = features.arrow_schema
-    if columns is not None:  # Hugging Face then reads no others.
+    if columns is not None:  # Hugging Face then reads no other columns.
         names = select_columns(call, columns, specs_of(schema), "")
         dataset = dataset.select_columns(list(names))
         schema = load_extra("pyarrow", call).schema([schema.field(name) for name in names])

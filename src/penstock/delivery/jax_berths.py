@@ -15,15 +15,12 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
-import jax as jax_module
+import jax
 import numpy as np
 
 from penstock.delivery.cuda import Driver, EventMark
 from penstock.delivery.locked_memory import LOCKED, is_reused
 from penstock.element.columns import Array
-
-# Its own annotations are incomplete.
-jax: Any = jax_module
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-import jax as jax_module
+import jax
 import numpy as np
 
-from penstock.delivery.cuda import Driver, driver
+from penstock.delivery.cuda import Driver, address_of, driver
 from penstock.delivery.jax_berths import Handle, Landing, receive_landed
 from penstock.delivery.locked_memory import Buffers
 from penstock.delivery.moving import Array, ColumnDelivery, may_keep_memory
@@ -24,9 +24,6 @@ from penstock.element.chunk import Chunk
 from penstock.element.dtypes import to_native
 from penstock.engine.gather import Gather
 from penstock.engine.tuning import cores
-
-# Its own annotations are incomplete.
-jax: Any = jax_module
 
 _NVIDIA = ("gpu", "cuda")
 
@@ -121,7 +118,7 @@ class JaxCudaDelivery(ColumnDelivery):
             buffer = self._buffers.take_free(nbytes)
         memory = buffer.array(shape, dtype)
         fill(memory, *source)
-        begin = partial(self._cuda.copy, memory.__array_interface__["data"][0], nbytes)
+        begin = partial(self._cuda.copy, address_of(memory), nbytes)
         landed = landing.begin(begin, shape, dtype)
         buffer.reader = landing.mark()
         return handle.put(memory.copy()) if landed is None else landed

@@ -10,7 +10,7 @@ import operator
 from collections.abc import Sequence
 from typing import Any
 
-import jax as jax_module
+import jax
 import numpy as np
 
 from penstock.delivery import Delivery
@@ -22,9 +22,6 @@ from penstock.element.chunk import Chunk
 from penstock.element.columns import Column
 from penstock.element.dtypes import to_native
 from penstock.errors import InvalidArgumentError
-
-# Its own annotations are incomplete.
-jax: Any = jax_module
 
 Index = tuple[slice, ...]
 
@@ -123,7 +120,7 @@ class Parts:
         return self._counts[axes]
 
 
-class ShardedDelivery:
+class ShardedDelivery(Delivery):
     """Sends the parts of all devices by `inner`, and joins them when they are received.
 
     Its chunks in transit have a column for each device and leaf: first all leaves of the first

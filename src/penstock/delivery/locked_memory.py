@@ -124,7 +124,7 @@ class Buffer:
         self.nbytes = -(-max(nbytes, 1) // mmap.PAGESIZE) * mmap.PAGESIZE
         memory = mmap.mmap(-1, self.nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self._memory = np.frombuffer(memory, np.uint8)
-        address = self._memory.__array_interface__["data"][0]
+        address = address_of(self._memory)
         # If it cannot be locked, copies are slower but still correct.
         if cuda.lock(address, self.nbytes):
             weakref.finalize(self, cuda.unlock, address).atexit = False

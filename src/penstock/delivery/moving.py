@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock.delivery import Delivery
 from penstock.element.chunk import Chunk
 from penstock.element.columns import Column
 from penstock.element.dtypes import to_native
@@ -24,7 +25,7 @@ Move = Callable[[Array, bool, Any], Sequence[Any]]
 the rows of the array on the device, one tensor each."""
 
 
-class ColumnDelivery:
+class ColumnDelivery(Delivery):
     """Moves every column by the function `move`, which must not block.
 
     `columns[i]` is the number of the device that column i goes to, and -1 if it stays on the host.
@@ -35,9 +36,6 @@ class ColumnDelivery:
         self._handles = handles
         self._columns = columns
         self._move_by = move
-
-    def of_rows(self, rows: Chunk) -> ColumnDelivery | None:
-        return None
 
     def send(self, chunk: Chunk) -> Chunk:
         sharing = Sharing(chunk.columns)
@@ -73,12 +71,6 @@ class ColumnDelivery:
     def _move(self, array: Array, alone: bool, handle: Any) -> Sequence[Any]:
         return self._move_by(array, alone, handle)
 
-    def receive(self, values: list[Any]) -> list[Any]:
-        return values
-
-    def close(self) -> None:
-        pass
-
 
 def is_movable(leaf: object) -> bool:
     """Whether frameworks have tensors for such values; they have none for strings."""
@@ -104,7 +96,7 @@ def may_keep_memory(array: Array, alone: bool) -> bool:
     return bool(array[:1].flags.c_contiguous)
 
 
-def own_rows(array: Array, alone: bool, handle: None) -> list[Array]:
+def own_rows(array: Array, alone: bool, handle: None = None) -> list[Array]:
     """The rows of an array as arrays of the host that share no memory with other arrays."""
     if not may_keep_memory(array, alone):
         array = to_native(array).copy()

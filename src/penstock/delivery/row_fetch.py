@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.delivery.cuda import Driver
+from penstock.delivery.cuda import Driver, address_of
 from penstock.delivery.locked_memory import LOCKED
 from penstock.delivery.moving import Array
 from penstock.element import columns, nest
@@ -64,11 +64,10 @@ class RowFetch:
             return None
         if not LOCKED.lock(column, self.cuda):
             return None
-        address = column.__array_interface__["data"][0]
         return Copies(
             cuda=self.cuda,
             offsets=(starts * nbytes).astype(np.uint64),
-            sources=(flat[starts] * nbytes + address).astype(np.uint64),
+            sources=(flat[starts] * nbytes + address_of(column)).astype(np.uint64),
             sizes=(np.diff(starts, append=flat.size) * nbytes).astype(np.uint64),
         )
 

@@ -20,7 +20,7 @@ import torch
 
 from penstock.delivery.cuda import Driver, driver
 from penstock.delivery.locked_memory import LOCKED, is_reused
-from penstock.delivery.moving import Array, ColumnDelivery, may_keep_memory
+from penstock.delivery.moving import Array, ColumnDelivery, may_keep_memory, own_rows
 from penstock.delivery.row_fetch import RowFetch, fetch_rows, owners_of_row_numbers
 from penstock.element.chunk import Chunk
 from penstock.element.dtypes import to_native
@@ -39,10 +39,8 @@ def open_delivery(
 
 def move_rows(array: Array, alone: bool, handle: torch.device) -> list[torch.Tensor]:
     """The rows of an array on a device, without a CUDA stream or locked memory."""
-    if not may_keep_memory(array, alone):
-        array = to_native(array).copy()
     # Not `unbind`: torch forbids to write to one of several views with a gradient.
-    rows = [_view_as_tensor(array[i, ...]) for i in range(len(array))]
+    rows = [_view_as_tensor(row) for row in own_rows(array, alone)]
     return rows if handle.type == "cpu" else [row.to(handle) for row in rows]
 
 

@@ -1,14 +1,8 @@
 """Delivery to replicas: a global batch is cut, and every replica receives its portion."""
 
-from typing import NoReturn
+from typing import TYPE_CHECKING
 
 from penstock.distribute import cluster_resolver, experimental
-from penstock.distribute.cross_device_ops import (
-    CrossDeviceOps,
-    HierarchicalCopyAllReduce,
-    NcclAllReduce,
-    ReductionToOneDevice,
-)
 from penstock.distribute.extended import StrategyExtended
 from penstock.distribute.input.distributed import DistributedDataset, DistributedIterator
 from penstock.distribute.multiworker import MultiWorkerMirroredStrategy
@@ -27,10 +21,14 @@ from penstock.distribute.strategy import (
     TPUStrategy,
 )
 from penstock.distribute.strategy_options import (
+    CrossDeviceOps,
+    HierarchicalCopyAllReduce,
     InputContext,
     InputOptions,
     InputReplicationMode,
+    NcclAllReduce,
     ReduceOp,
+    ReductionToOneDevice,
     RunOptions,
 )
 from penstock.distribute.values.per_replica import (
@@ -40,7 +38,7 @@ from penstock.distribute.values.per_replica import (
     PerReplicaSpec,
     SyncOnRead,
 )
-from penstock.missing_names import missing_from_distribute
+from penstock.missing_names import missing_from_distribute, refuse_names
 
 __all__ = [
     "CrossDeviceOps",
@@ -75,6 +73,5 @@ __all__ = [
     "in_cross_replica_context",
 ]
 
-
-def __getattr__(name: str) -> NoReturn:
-    raise missing_from_distribute("distribute", name, __all__)
+if not TYPE_CHECKING:  # A type checker would take any name.
+    __getattr__ = refuse_names("distribute", __all__, missing_from_distribute)

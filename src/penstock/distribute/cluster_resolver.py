@@ -11,11 +11,11 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from penstock.distribute.workers.cluster import ClusterResolver, ClusterSpec, membership
 from penstock.errors import DisagreementError, InvalidArgumentError, InvalidTypeError
-from penstock.missing_names import missing_from_distribute
+from penstock.missing_names import missing_from_distribute, refuse_names
 
 __all__ = [
     "ClusterResolver",
@@ -358,6 +358,4 @@ def expand_counts(text: str) -> list[int]:
 
 
 if not TYPE_CHECKING:  # A type checker would take any name.
-
-    def __getattr__(name: str) -> NoReturn:
-        raise missing_from_distribute("distribute.cluster_resolver", name, __all__)
+    __getattr__ = refuse_names("distribute.cluster_resolver", __all__, missing_from_distribute)

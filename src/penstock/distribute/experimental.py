@@ -1,6 +1,6 @@
 """The names that TensorFlow has under `distribute.experimental`: aliases of the same classes."""
 
-from typing import NoReturn
+from typing import TYPE_CHECKING
 
 from penstock.distribute.multiworker import (
     CommunicationImplementation,
@@ -9,7 +9,7 @@ from penstock.distribute.multiworker import (
 )
 from penstock.distribute.strategy import TPUStrategy
 from penstock.distribute.strategy_options import ValueContext
-from penstock.missing_names import missing_from_distribute
+from penstock.missing_names import missing_from_distribute, refuse_names
 
 __all__ = [
     "CommunicationImplementation",
@@ -19,6 +19,5 @@ __all__ = [
     "ValueContext",
 ]
 
-
-def __getattr__(name: str) -> NoReturn:
-    raise missing_from_distribute("distribute.experimental", name, __all__)
+if not TYPE_CHECKING:  # A type checker would take any name.
+    __getattr__ = refuse_names("distribute.experimental", __all__, missing_from_distribute)

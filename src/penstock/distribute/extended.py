@@ -12,9 +12,9 @@ from penstock.distribute.values.per_replica import (
     DistributedValues,
     Mirrored,
     PerReplica,
-    check_count,
     regroup,
     spread,
+    values_of,
 )
 from penstock.distribute.values.trees import map_leaves, path_of
 
@@ -108,19 +108,15 @@ class StrategyExtended:
     def _all_reduce(self, reduce_op: Any, tree: Any) -> Any:
         call = "ReplicaContext.all_reduce"
         op = reduce.reduce_op(reduce_op, call)
-
-        def total(values: PerReplica) -> Any:
-            return reduce.reduce_leaf(self._replicas, op, values, None, call)
-
-        return self._combine_leaves(total, tree, call)
+        return self._combine_leaves(
+            lambda values: reduce.reduce_leaf(self._replicas, op, values, None, call), tree, call
+        )
 
     def _all_gather(self, tree: Any, axis: Any) -> Any:
         call = "ReplicaContext.all_gather"
-
-        def whole(values: PerReplica) -> Any:
-            return reduce.gather_leaf(self._replicas, values, axis, call)
-
-        return self._combine_leaves(whole, tree, call)
+        return self._combine_leaves(
+            lambda values: reduce.gather_leaf(self._replicas, values, axis, call), tree, call
+        )
 
     def _combine_leaves(self, combine: Callable[[PerReplica], Any], tree: Any, call: str) -> Any:
         """Combines the values of each leaf, and copies the result to all replicas."""
@@ -136,8 +132,9 @@ class StrategyExtended:
         if leaf is None:
             raise reduce.missing_error(path_of(leaf, tree), "", call)
         if isinstance(leaf, DistributedValues) and not isinstance(leaf, PerReplica):
-            check_count(leaf, self._replicas.here, call)  # A variable: each replica gives its copy.
-            return PerReplica([current_value(copy) for copy in leaf._values])
+            # A variable: each replica gives its copy.
+            copies = values_of(leaf, self._replicas.here, call)
+            return PerReplica([current_value(copy) for copy in copies])
         if not isinstance(leaf, PerReplica):
             return PerReplica([current_value(leaf)] * self._replicas.here)
         for index, value in enumerate(leaf._values, self._replicas.first):

@@ -19,7 +19,7 @@ from penstock.distribute.replicas import Replicas
 from penstock.distribute.strategy_options import ReduceOp
 from penstock.distribute.values.indexed_slices import IndexedSlices, add_slices, refuse_slices
 from penstock.distribute.values.operators import current_value
-from penstock.distribute.values.per_replica import DistributedValues, PerReplica, check_count
+from penstock.distribute.values.per_replica import DistributedValues, PerReplica, values_of
 from penstock.distribute.values.storage import refuse_foreign
 from penstock.element.ragged import Ragged
 from penstock.element.values import short_repr
@@ -78,8 +78,7 @@ def _reduce_slices(
 def local_values(replicas: Replicas, value: Any, call: str) -> Sequence[Any] | None:
     """The value of each replica of this process; None for a value common to all of them."""
     if isinstance(value, DistributedValues):
-        check_count(value, replicas.here, call)
-        return value._values
+        return values_of(value, replicas.here, call)
     return [value] if replicas.here == 1 else None
 
 

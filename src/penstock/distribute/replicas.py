@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from penstock.distribute.backends import Backend
 from penstock.distribute.devices import Device
@@ -19,16 +20,16 @@ class Replicas:
     worker: int = 0
     collectives: Peers | None = None
 
-    @property
+    @cached_property
     def here(self) -> int:
         """The number of replicas in this process."""
         return len(self.devices)
 
-    @property
+    @cached_property
     def total(self) -> int:
         return self.workers * self.here
 
-    @property
+    @cached_property
     def first(self) -> int:
         """The global number of the first replica of this process."""
         return self.worker * self.here

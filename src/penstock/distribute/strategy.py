@@ -11,10 +11,13 @@ from typing import Any, NoReturn
 
 from penstock.distribute import reduce, replica_context
 from penstock.distribute.backends import load
-from penstock.distribute.cross_device_ops import CrossDeviceOps, check_cross_device_ops
 from penstock.distribute.devices import Device, LogicalCpus, load_backend, resolve
 from penstock.distribute.extended import StrategyExtended
-from penstock.distribute.input.planning import distribute_dataset, distribute_from_function
+from penstock.distribute.input.delivery_plan import plan_dataset, plan_from_function
+from penstock.distribute.input.distributed import (
+    DistributedDataset,
+    DistributedDatasetsFromFunction,
+)
 from penstock.distribute.replica_context import (
     DefaultScope,
     DefaultStandpoint,
@@ -25,10 +28,12 @@ from penstock.distribute.replica_context import (
 from penstock.distribute.replicas import Replicas
 from penstock.distribute.run import each_replica
 from penstock.distribute.strategy_options import (
+    CrossDeviceOps,
     InputContext,
     InputOptions,
     RunOptions,
     ValueContext,
+    check_cross_device_ops,
 )
 from penstock.distribute.values import per_replica
 from penstock.distribute.values.mirrored import MirroredVariable, SyncOnReadVariable
@@ -213,7 +218,7 @@ class Strategy:
 
         What this returns counts its own epochs: call it once, before a loop over epochs.
         """
-        return distribute_dataset(self, dataset, options)
+        return DistributedDataset(self, plan_dataset(self, dataset, options))
 
     def distribute_datasets_from_function(
         self, dataset_fn: Callable[[InputContext], Any], options: InputOptions | None = None
@@ -229,7 +234,8 @@ class Strategy:
         [0 1] [2 3]
         [4 5] [6 7]
         """
-        return distribute_from_function(self, dataset_fn, options)
+        plan = plan_from_function(self, dataset_fn, options)
+        return DistributedDatasetsFromFunction(self, plan)
 
     experimental_distribute_datasets_from_function = distribute_datasets_from_function
 

@@ -273,9 +273,8 @@ def elsewhere(call, entered) -> Any:
     return found
 
 
-def test_what_a_thread_has_set_for_itself_goes_with_it(backend):
-    with backend.thread_settings():
-        pass
+def test_another_thread_can_enter_the_settings_of_this_one(backend):
+    assert elsewhere(lambda: "ran", backend.thread_settings()) == ["ran", "ran"]
 
 
 def test_torch_carries_gradients_inference_autocast_and_the_device():

@@ -9,6 +9,7 @@ import pytest
 
 import penstock as tf
 from penstock.data import Dataset, Options
+from penstock.delivery import Delivery
 from penstock.delivery.row_fetch import fetch_rows, owners_of_row_numbers
 from penstock.delivery.row_numbers import replace_by_row_numbers
 from penstock.distribute.backends import numpy_backend
@@ -16,7 +17,7 @@ from penstock.element.chunk import Chunk
 from penstock.plan.optimize import prepare
 
 
-class RowsByNumber(numpy_backend.NumpyDelivery):
+class RowsByNumber(Delivery):
     """What a GPU does, done by NumPy; notes that it was asked."""
 
     def __init__(self, owners: list[int]) -> None:

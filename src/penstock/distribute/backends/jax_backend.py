@@ -65,8 +65,7 @@ class JaxBackend:
         return isinstance(value, jax.core.Tracer)
 
     def sum(self, tensor: jax.Array, axis: int | tuple[int, ...]) -> jax.Array:
-        total: jax.Array = jnp.sum(tensor, axis, dtype=tensor.dtype)
-        return total
+        return jnp.sum(tensor, axis, dtype=tensor.dtype)
 
     def divide(self, tensor: jax.Array, count: float) -> jax.Array:
         dtype = tensor.dtype

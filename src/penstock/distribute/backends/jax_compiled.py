@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import Any, NoReturn
 
-import jax as jax_module
+import jax
 import numpy as np
 
 from penstock.distribute import reduce
@@ -38,9 +38,6 @@ from penstock.errors import (
     InvalidTypeError,
     UnimplementedError,
 )
-
-# Its own annotations are incomplete.
-jax: Any = jax_module
 
 CALL = "Strategy.run(..., jit=True)"
 

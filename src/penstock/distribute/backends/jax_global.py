@@ -9,15 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import jax as jax_module
+import jax
 import numpy as np
 
 from penstock.distribute.values.per_replica import DistributedValues, Mirrored, PerReplica
 from penstock.distribute.values.trees import map_leaves
 from penstock.errors import InvalidArgumentError, InvalidTypeError
-
-# Its own annotations are incomplete.
-jax: Any = jax_module
 
 AXIS = "replica"
 """The name of the only axis of the mesh."""

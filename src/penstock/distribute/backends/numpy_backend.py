@@ -8,23 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.element.chunk import Chunk
-
-
-class NumpyDelivery:
-    """Returns chunks and values unchanged: every logical device is the host."""
-
-    def of_rows(self, rows: Chunk) -> None:
-        return None
-
-    def send(self, chunk: Chunk) -> Chunk:
-        return chunk
-
-    def receive(self, values: list[Any]) -> list[Any]:
-        return values
-
-    def close(self) -> None:
-        pass
+from penstock.delivery import Delivery
 
 
 class NumpyBackend:
@@ -39,10 +23,8 @@ class NumpyBackend:
     def put(self, value: Any, handle: None) -> Any:
         return value
 
-    def delivery(
-        self, handles: Sequence[None], columns: Sequence[int], ahead: int
-    ) -> NumpyDelivery:
-        return NumpyDelivery()
+    def delivery(self, handles: Sequence[None], columns: Sequence[int], ahead: int) -> Delivery:
+        return Delivery()
 
     def numpy(self, tensor: Any) -> Any:
         return tensor

@@ -17,7 +17,6 @@ import numpy as np
 from penstock.element import columns
 from penstock.element.chunk import Chunk
 from penstock.element.columns import Array
-from penstock.element.ragged import Ragged
 from penstock.errors import InvalidArgumentError, kind_of
 from penstock.plan.functions import Function
 
@@ -58,9 +57,10 @@ class Balance:
     def apply(self, batch: Chunk, costs: Array, sizes: list[int]) -> Chunk:
         """The only batch in a chunk, with its rows in the order of portions of `sizes` rows."""
         order = deal(costs, sizes)
-        self._record(_dearest(costs, sizes), _dearest(costs[order], sizes))
-        made = [columns.make([_take(column[0], order)]) for column in batch.columns]
-        return Chunk(batch.tree, made, 1)
+        self._record(_highest_cost(costs, sizes), _highest_cost(costs[order], sizes))
+        leaves = [column[0] for column in batch.columns]
+        dealt = [None if leaf is None else columns.take(leaf, order) for leaf in leaves]
+        return Chunk(batch.tree, [columns.make([leaf]) for leaf in dealt], 1)
 
     def _record(self, before: float, after: float) -> None:
         with self._lock:
@@ -86,13 +86,7 @@ def _count_rows(batch: Chunk) -> int:
     return next((len(column[0]) for column in batch.columns if column[0] is not None), 0)
 
 
-def _take(leaf: Any, order: Array) -> Any:
-    if leaf is None:
-        return None
-    return leaf.take(order) if isinstance(leaf, Ragged) else leaf[order]
-
-
-def _dearest(costs: Array, sizes: list[int]) -> float:
+def _highest_cost(costs: Array, sizes: list[int]) -> float:
     """The cost of the most expensive portion, in mean costs of a portion."""
     if not costs.sum():
         return 1.0
@@ -124,7 +118,7 @@ def deal(costs: Array, sizes: list[int]) -> Array:
     portions = _deal_greedily(costs, sizes)
     _exchange(costs, portions)
     order = np.concatenate([given[:0], *(np.sort(portion) for portion in portions)])
-    return order if _dearest(costs[order], sizes) < _dearest(costs, sizes) else given
+    return order if _highest_cost(costs[order], sizes) < _highest_cost(costs, sizes) else given
 
 
 def _deal_greedily(costs: Array, sizes: list[int]) -> list[Array]:

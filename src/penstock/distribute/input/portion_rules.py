@@ -8,7 +8,7 @@ row by row.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,6 @@ from penstock.element.ragged import Ragged
 from penstock.element.spec import (
     NoneTensorSpec,
     RaggedTensorSpec,
-    TensorShape,
     TensorSpec,
     TypeSpec,
 )
@@ -198,13 +197,8 @@ def without_rows(spec: Any) -> Any:
 
 def with_rows(leaf: TypeSpec, rows: int | None) -> TypeSpec:
     """The spec with another leading dimension; specs without one are returned unchanged."""
-    if isinstance(leaf, TensorSpec):
-        if not leaf.shape.rank:
-            return leaf
-        return TensorSpec(leaf.shape.rest().prepend(rows), leaf.dtype, leaf.name)
-    if isinstance(leaf, RaggedTensorSpec):
-        shape = TensorShape(leaf.shape).rest().prepend(rows)
-        return RaggedTensorSpec(shape, leaf.dtype, leaf.ragged_rank, leaf.row_splits_dtype)
+    if isinstance(leaf, TensorSpec | RaggedTensorSpec) and leaf.shape.rank:
+        return replace(leaf, shape=leaf.shape.rest().prepend(rows))
     return leaf
 
 
@@ -217,11 +211,9 @@ def is_static(spec: Any) -> bool:
 
 def has_static_rows(spec: Any) -> bool:
     """Whether no dimension is unknown, except those inside of ragged rows."""
-    leaves = [leaf for leaf in nest.flatten(spec)[0] if not isinstance(leaf, NoneTensorSpec)]
-    ragged = [leaf for leaf in leaves if isinstance(leaf, RaggedTensorSpec)]
-    others = [leaf for leaf in leaves if not isinstance(leaf, RaggedTensorSpec)]
-    return is_static(tuple(others)) and all(
-        TensorShape(leaf.shape)[0] is not None for leaf in ragged
+    return all(
+        leaf.rows is not None if isinstance(leaf, RaggedTensorSpec) else is_static(leaf)
+        for leaf in nest.flatten(spec)[0]
     )
 
 
@@ -290,8 +282,7 @@ class Fill:
         if leaf is None or len(leaf) == self.rows:
             return leaf
         if self.mode == "repeat":
-            again = np.arange(self.rows) % max(len(leaf), 1)
-            return leaf.take(again) if isinstance(leaf, Ragged) else leaf[again]
+            return columns.take(leaf, np.arange(self.rows) % max(len(leaf), 1))
         if isinstance(leaf, Ragged):
             more = np.full(self.rows - len(leaf), leaf.row_splits[-1])
             return Ragged(leaf.values, np.concatenate([leaf.row_splits, more]))

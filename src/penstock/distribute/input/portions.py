@@ -1,9 +1,9 @@
 """Portions: streams whose elements are steps, cut from the batches of one input.
 
-An element of these streams is `(present, portion of replica 0, portion of replica 1, ...)`, for the
-replicas of this process. `present` is the number of portions with data; the other portions are
-blank, because the data ended inside the step. Portions are views, cut for many steps at once if
-all of them have the same shape.
+An element of these streams is a tuple: `present`, then the leaves of replica 0's portion, then the
+leaves of replica 1's, and so on for all replicas of this process. `present` is the number of
+portions with data; the other portions are blank, because the data ended inside the step. Portions
+are views, cut for many steps at once if all of them have the same shape.
 
 A state holds the position in the *input*, so that it fits another number of replicas.
 """
@@ -121,23 +121,19 @@ class PortionsStream(FedStream):
         if used < len(rows):
             self._feed.unread(self._last, len(self._last) - (len(rows) - used))
 
-    def _make_steps(self, tree: nest.Tree, portions: list[list[Column]], count: int) -> Chunk:
+    def _make_steps(self, portions: list[list[Column]], count: int) -> Chunk:
         self._step += count
-        flat = [column for portion in portions for column in portion]
         present = np.full(count, self._replicas)
-        return Chunk(_step_tree(tree, len(portions)), [present, *flat], count)
+        made = [present, *(column for portion in portions for column in portion)]
+        return Chunk(nest.tuple_of(len(made)), made, count)
 
-    def _make_last_step(self, tree: nest.Tree, found: list[list[Any]], blank: list[Any]) -> Chunk:
+    def _make_last_step(self, found: list[list[Any]], blank: list[Any]) -> Chunk:
         """One step of the portions in `found` (lists of leaves), completed by blank portions."""
         self._step += 1
         missing = [blank] * (self._replicas - len(found))
         leaves = [leaf for portion in (*found, *missing) for leaf in portion]
-        made = [columns.make([leaf]) for leaf in leaves]
-        return Chunk(_step_tree(tree, self._replicas), [np.array([len(found)]), *made], 1)
-
-
-def _step_tree(tree: nest.Tree, replicas: int) -> nest.Tree:
-    return nest.graft(nest.tuple_of(replicas + 1), (nest.LEAF, *[tree] * replicas))
+        made = [np.array([len(found)]), *(columns.make([leaf]) for leaf in leaves)]
+        return Chunk(nest.tuple_of(len(made)), made, 1)
 
 
 class WholePortions(PortionsStream):
@@ -155,11 +151,11 @@ class WholePortions(PortionsStream):
         count = len(rows) // each
         if not count:
             found = [list(leaves) for leaves in zip(*rows.columns, strict=True)]
-            return self._make_last_step(rows.tree, found, self._blank())
+            return self._make_last_step(found, self._blank())
         used = count * each
         self._unread_rest(rows, used)
         portions = [[column[i:used:each] for column in rows.columns] for i in range(each)]
-        return self._make_steps(rows.tree, portions, count)
+        return self._make_steps(portions, count)
 
 
 class EvenPortions(PortionsStream):
@@ -238,7 +234,7 @@ class EvenPortions(PortionsStream):
         portions = [
             [even_rows(column, number, self._total) for column in chunk.columns] for number in turn
         ]
-        return self._make_steps(chunk.tree, portions, len(chunk))
+        return self._make_steps(portions, len(chunk))
 
     def _save_input(self) -> dict[str, Any]:
         if self._waiting is not None:
@@ -254,7 +250,6 @@ class SizedPortions(PortionsStream):
         source: Stream,
         cycle: tuple[tuple[int, ...], ...],
         blank: Callable[[], list[Any]],
-        tree: nest.Tree,
         position: Position,
     ) -> None:
         rows = UnbatchStream("batch", source, position.row)
@@ -262,7 +257,6 @@ class SizedPortions(PortionsStream):
         super().__init__(rows, len(cycle[0]), position)
         self._cycle = cycle
         self._blank = blank
-        self._tree = tree
         self._over = False
 
     def pull(self, limit: int) -> Chunk:
@@ -271,7 +265,7 @@ class SizedPortions(PortionsStream):
         sizes = self._cycle[self._step % len(self._cycle)]
         total = sum(sizes)
         if not total:
-            return self._make_last_step(self._tree, [self._blank()] * len(sizes), [])
+            return self._make_last_step([self._blank()] * len(sizes), [])
         try:
             rows = self._collect(total, total * (limit if len(self._cycle) == 1 else 1))
         except StopIteration:
@@ -292,7 +286,7 @@ class SizedPortions(PortionsStream):
         ends = np.cumsum(sizes).tolist()
         cuts = zip([0, *ends], ends, strict=False)
         portions = [[row_range(column, a, b) for column in whole.columns] for a, b in cuts]
-        return self._make_steps(whole.tree, portions, count)
+        return self._make_steps(portions, count)
 
     def _cut_short_step(self, rows: Chunk, sizes: tuple[int, ...]) -> Chunk:
         """One step, cut portion by portion, as far as the rows reach."""
@@ -307,7 +301,7 @@ class SizedPortions(PortionsStream):
             if self._over:
                 break
             start += size
-        return self._make_last_step(rows.tree, found, self._blank())
+        return self._make_last_step(found, self._blank())
 
     def _end_step(self, sizes: tuple[int, ...]) -> Chunk:
         """The step at the end of the data: only its leading portions of size 0, if any."""
@@ -315,7 +309,7 @@ class SizedPortions(PortionsStream):
         self._over = True
         if not empty:
             raise StopIteration
-        return self._make_last_step(self._tree, [self._blank()] * empty, self._blank())
+        return self._make_last_step([self._blank()] * empty, self._blank())
 
     def _save_input(self) -> dict[str, Any]:
         rows, more = self._input_state(), 0

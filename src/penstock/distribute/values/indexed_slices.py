@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from penstock.distribute.backends.numpy_backend import as_kind_of
 from penstock.errors import UnimplementedError
 
 
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class IndexedSlices:
     """Rows of a larger array: row i of `values` belongs to row `indices[i]`.
 
@@ -27,43 +29,32 @@ class IndexedSlices:
     ((5, 2), dtype('float64'), array([[-1., -2.]]))
     """
 
-    __slots__ = ("_dense_shape", "_indices", "_values")
+    values: Any
+    indices: Any
+    dense_shape: Any = None
 
-    def __init__(self, values: Any, indices: Any, dense_shape: Any = None) -> None:
-        self._values, self._indices, self._dense_shape = values, indices, dense_shape
-
-    @property
-    def values(self) -> Any:
-        return self._values
-
-    @property
-    def indices(self) -> Any:
-        return self._indices
-
-    @property
-    def dense_shape(self) -> Any:
-        return self._dense_shape
+    __leaf__ = True
 
     @property
     def shape(self) -> tuple[int, ...] | None:
         """The shape of the larger array; None if it is not known."""
-        shape = self._dense_shape
+        shape = self.dense_shape
         return None if shape is None else tuple(int(size) for size in np.asarray(shape))
 
     @property
     def dtype(self) -> Any:
-        return self._values.dtype
+        return self.values.dtype
 
     def __neg__(self) -> IndexedSlices:
-        return type(self)(-self._values, self._indices, self._dense_shape)
+        return replace(self, values=-self.values)
 
     def copy(self) -> IndexedSlices:
         """The same rows in memory of their own."""
-        return type(self)(copy.copy(self._values), copy.copy(self._indices), self._dense_shape)
+        return replace(self, values=copy.copy(self.values), indices=copy.copy(self.indices))
 
     def __str__(self) -> str:
-        values, indices = np.asarray(self._values), np.asarray(self._indices)
-        shape = "" if self._dense_shape is None else f", dense_shape={self.shape}"
+        values, indices = np.asarray(self.values), np.asarray(self.indices)
+        shape = "" if self.dense_shape is None else f", dense_shape={self.shape}"
         return f"IndexedSlices(indices={indices}, values={values}{shape})"
 
     __repr__ = __str__
@@ -76,8 +67,10 @@ def add_slices(parts: Sequence[IndexedSlices], divisor: int) -> IndexedSlices:
     if divisor > 1:
         values = (values / divisor).astype(values.dtype)
     indices = np.concatenate([np.asarray(part.indices) for part in parts])
-    return type(first)(
-        as_kind_of(first.values, values), as_kind_of(first.indices, indices), first.dense_shape
+    return replace(
+        first,
+        values=as_kind_of(first.values, values),
+        indices=as_kind_of(first.indices, indices),
     )
 
 

@@ -12,7 +12,7 @@ from penstock.distribute.reduce import local_values, reduce_leaf
 from penstock.distribute.replicas import Replicas
 from penstock.distribute.strategy_options import ReduceOp
 from penstock.distribute.values.operators import current_value
-from penstock.distribute.values.per_replica import DistributedValues, PerReplica, check_count
+from penstock.distribute.values.per_replica import DistributedValues, PerReplica, values_of
 from penstock.distribute.values.trees import container_of
 from penstock.distribute.values.variables import (
     NONE,
@@ -82,12 +82,12 @@ class DistributedVariable(DistributedValues, Variable):
 
     def _change_each(self, how: str, value: Any) -> None:
         """Changes every copy, each by its own value if `value` is distributed."""
-        replica_context.require_own_scope(self._strategy, f"{type(self).__name__}.{how}")
-        per_replica = isinstance(value, DistributedValues)
-        if per_replica:
-            check_count(value, self._replicas.here, f"{type(self).__name__}.{how}")
-        for index, one in enumerate(self._values):
-            one._change(how, value._values[index] if per_replica else value)
+        call, here = f"{type(self).__name__}.{how}", self._replicas.here
+        replica_context.require_own_scope(self._strategy, call)
+        is_distributed = isinstance(value, DistributedValues)
+        given = values_of(value, here, call) if is_distributed else [value] * here
+        for one, each in zip(self._values, given, strict=True):
+            one._change(how, each)
 
     def __copy__(self) -> DistributedVariable:
         twin = object.__new__(type(self))

@@ -197,7 +197,7 @@ def spread(tree: Any, count: int, call: str) -> Sequence[Any]:
 def _spread(tree: Any, count: int, call: str) -> Sequence[Any] | None:
     container = container_of(type(tree))
     if container is None:
-        return _values_of(tree, count, call) if isinstance(tree, PerReplica | Mirrored) else None
+        return values_of(tree, count, call) if isinstance(tree, PerReplica | Mirrored) else None
     parts = container.children(tree)
     columns = [_spread(part, count, call) for part in parts]
     if all(column is None for column in columns):
@@ -209,18 +209,14 @@ def _spread(tree: Any, count: int, call: str) -> Sequence[Any] | None:
     return [container.rebuild(tree, row) for row in zip(*filled, strict=True)]
 
 
-def _values_of(value: DistributedValues, count: int, call: str) -> tuple[Any, ...]:
-    check_count(value, count, call)
-    return value._values
-
-
-def check_count(value: DistributedValues, count: int, call: str) -> None:
-    """Raises if a value comes from a strategy with another number of replicas."""
+def values_of(value: DistributedValues, count: int, call: str) -> tuple[Any, ...]:
+    """The value of each of `count` replicas; raises if the value is that of another strategy."""
     if len(value._values) != count:
         raise InvalidArgumentError(
             f"{call}: the value has {len(value._values)} replicas but this strategy has {count}; "
             "pass a value returned by this strategy's run()"
         )
+    return value._values
 
 
 def local_results(tree: Any, count: int) -> tuple[Any, ...]:

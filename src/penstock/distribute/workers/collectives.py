@@ -145,7 +145,8 @@ class Peers(ABC):
         if array is not None:
             mine = pack("all_reduce", array, self._call)
         else:
-            mine = Parcel("all_reduce", *_describe(tensor))
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            mine = Parcel("all_reduce", dtype, tuple(tensor.shape))
             check(mine.dtype, mine.shape, self._call)
         with self._lock:
             parcels = self._compare_labels(mine)
@@ -298,7 +299,3 @@ def _add(arrays: Sequence[Array]) -> Array:
     for array in arrays[1:]:
         total = np.asarray(np.add(total, array, dtype=total.dtype))
     return total
-
-
-def _describe(tensor: Tensor) -> tuple[str, tuple[int, ...]]:
-    return str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)

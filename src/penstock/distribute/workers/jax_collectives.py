@@ -16,7 +16,7 @@ from functools import lru_cache
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
-import jax as jax_module
+import jax
 import numpy as np
 
 from penstock.delivery import Tensor
@@ -31,9 +31,6 @@ from penstock.distribute.workers.collectives import (
 from penstock.errors import FailedPreconditionError, InvalidArgumentError
 
 Result = TypeVar("Result")
-
-# Its own annotations are incomplete.
-jax: Any = jax_module
 
 # jax aborts the process at its own time-out, so that must be long after ours.
 MARGIN_SECONDS = 3600
