@@ -1,6 +1,6 @@
 """The public API of datasets: `Dataset`, file readers, iterators, options and `experimental`."""
 
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from penstock.data import experimental
 from penstock.data.arguments import AUTOTUNE
@@ -8,7 +8,7 @@ from penstock.data.dataset import Dataset
 from penstock.data.file_datasets import FixedLengthRecordDataset, TextLineDataset, TFRecordDataset
 from penstock.data.iterator import Iterator, NumpyIterator
 from penstock.element.spec import DatasetSpec, IteratorSpec
-from penstock.missing_names import missing_from_module
+from penstock.missing_names import refuse_names
 from penstock.plan.nodes import INFINITE as INFINITE_CARDINALITY
 from penstock.plan.nodes import UNKNOWN as UNKNOWN_CARDINALITY
 from penstock.plan.options import (
@@ -47,6 +47,4 @@ def __dir__() -> list[str]:
 
 
 if not TYPE_CHECKING:  # A type checker would take any name.
-
-    def __getattr__(name: str) -> NoReturn:
-        raise missing_from_module("data", name, __all__)
+    __getattr__ = refuse_names("data", __all__)

@@ -173,7 +173,7 @@ def paths(where: str, name: str, value: Any) -> list[bytes]:
 
 
 def compression(where: str, value: Any) -> str | None:
-    """How saved elements are packed: None or "GZIP", which also stands for "SNAPPY"."""
+    """How saved elements are packed: None or "GZIP"; "SNAPPY" means "GZIP"."""
     name = "NONE" if value is None else text(where, "compression", value)
     if name not in ("", "NONE", "GZIP", "SNAPPY"):
         raise InvalidArgumentError(f'{where}: compression must be "GZIP" or None, got {name!r}')

@@ -14,7 +14,7 @@ import numpy as np
 
 from penstock.element import nest
 from penstock.element.ragged import Ragged
-from penstock.element.values import is_opaque, short_repr
+from penstock.element.values import Bare, is_opaque, short_repr
 from penstock.errors import InvalidTypeError
 
 _END = object()
@@ -25,16 +25,6 @@ def peek(dataset: Any, count: int) -> list[Any]:
     """The first elements. What runs ahead of them is stopped."""
     with iter(dataset) as iterator:
         return list(itertools.islice(iterator, count))
-
-
-class _Leaf:
-    """Stands for a value in the text of a structure."""
-
-    def __repr__(self) -> str:
-        return "*"
-
-
-_LEAF = _Leaf()
 
 
 def find_difference(first: Any, second: Any) -> str:
@@ -54,12 +44,12 @@ def find_difference(first: Any, second: Any) -> str:
 
 def _difference(one: Any, two: Any) -> str:
     """What follows the name of an element in the sentence about it; empty if both are equal."""
-    leaves, others = nest.flatten(one), nest.flatten(two)
-    if leaves[1] != others[1]:
-        shown = [nest.unflatten(tree, [_LEAF] * len(found)) for found, tree in (leaves, others)]
+    (leaves, tree), (other_leaves, other_tree) = nest.flatten(one), nest.flatten(two)
+    if tree != other_tree:
+        shown = [nest.unflatten(each, [Bare("*")] * each.num_leaves) for each in (tree, other_tree)]
         return f" has the structure {shown[0]!r} {_SIDES[0]}, {shown[1]!r} {_SIDES[1]}"
-    many = len(leaves[0]) > 1
-    for number, (mine, other) in enumerate(zip(leaves[0], others[0], strict=True)):
+    many = len(leaves) > 1
+    for number, (mine, other) in enumerate(zip(leaves, other_leaves, strict=True)):
         if place := _difference_of_leaves(mine, other):
             return f", component {number},{place}" if many else place
     return ""
@@ -127,7 +117,7 @@ class Benchmark:
 
 
 def benchmark(dataset: Any, seconds: float) -> Benchmark:
-    """Reads for at most so many seconds, and at least one element."""
+    """Reads for at most `seconds`, and at least one element."""
     started = time.perf_counter()
     with iter(dataset) as iterator:
         begun = started

@@ -42,7 +42,7 @@ def progress(
 
     Args:
         data: A dataset, or an iterator, which may have loaded a state: its position counts. What
-            `as_torch` and strategies make of a dataset is good, too, and so is any other iterable.
+            `as_torch` and strategies make of a dataset works, too, and so does any iterable.
         description: Shown before the bar.
         total: How many elements there are in all; by default what `data` says about itself.
         unit: What an element is called.

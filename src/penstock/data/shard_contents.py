@@ -65,6 +65,4 @@ def read_shard(plan: bytes, content: ShardContent, key: int) -> Iterator[Chunk]:
         yield from chunks_of(part, context)
 
 
-@functools.lru_cache(maxsize=4)
-def _decode_plan(plan: bytes) -> Node:
-    return codec.decode(plan)
+_decode_plan = functools.lru_cache(maxsize=4)(codec.decode)

@@ -1,4 +1,4 @@
-"""`on_error` of the readers: what becomes of files that cannot be read.
+"""`on_error` of the file readers: whether files that cannot be read raise or are skipped.
 
 Files are checked when a dataset of tables is made; records and rows when they are read.
 """
@@ -18,7 +18,7 @@ Result = TypeVar("Result")
 
 
 class BadFiles:
-    """How one call of a reader treats bad files."""
+    """How one call of a file reader treats bad files."""
 
     def __init__(self, call: str, on_error: Any) -> None:
         if on_error not in ("raise", "skip"):

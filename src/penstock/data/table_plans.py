@@ -25,6 +25,7 @@ from penstock.engine.formats.extras import load_extra
 from penstock.engine.formats.files import FileVersion, expand_braces, resolve_paths, version_of
 from penstock.engine.formats.indexed import refuse_compressed
 from penstock.engine.formats.lance_tables import LanceTable
+from penstock.engine.formats.records import BY_NAME
 from penstock.engine.formats.tables import TableReader
 from penstock.engine.memory_tables import TableData
 from penstock.engine.pool import Pool
@@ -57,7 +58,7 @@ def plan_files(
     """The rows of files, one file after the other."""
     call = f"Dataset.{source}"
     bad = BadFiles(call, on_error)
-    found = bad.resolve(_check_paths(call, paths))
+    found = bad.resolve(check.paths(call, "path", paths))
     return _plan_rows(source, format, found, bad=bad, columns=columns, fill=fill)
 
 
@@ -136,7 +137,7 @@ def plan_json_lines(paths: Any, columns: Any, fill: Any, on_error: Any = "raise"
     """The lines of JSON files, in order; the types of columns are stated, or those of the first."""
     call = json_lines.CALL
     bad = BadFiles(call, on_error)
-    found = bad.resolve(_check_paths(call, paths))
+    found = bad.resolve(check.paths(call, "path", paths))
     if isinstance(columns, Mapping):
         schema = json_lines.schema_of(columns, lambda value: check.dtype(call, "columns", value))
         names = select_columns(call, list(columns), specs_of(schema), found[0])
@@ -151,13 +152,14 @@ def plan_json_lines(paths: Any, columns: Any, fill: Any, on_error: Any = "raise"
         schema = json_lines.select_fields(schema, names)
     specs = specs_of(schema)
     kinds = {name: schema.field(name).type for name in names}
+    is_compressed = any(map(json_lines.JsonLinesReader.packing_of, found))
     options = (
         ("schema", schema.serialize().to_pybytes()),
         ("columns", names),
         ("fill", tuple(check_fill(call, fill, kinds).items())),
         ("is_strict", columns is None),
         # A compressed file is read from its start, so it is not divided.
-        ("compression", json_lines.BY_NAME if any(map(json_lines.packing_of, found)) else None),
+        ("compression", BY_NAME if is_compressed else None),
         ("spec", _pick(specs, names)),
     )
     return bad.skip_in(Records(check.names(call, "path", found), "json_lines", options))
@@ -166,7 +168,7 @@ def plan_json_lines(paths: Any, columns: Any, fill: Any, on_error: Any = "raise"
 def plan_tar(paths: Any, columns: Any, index: Any, on_error: Any = "raise") -> Node:
     """The samples of tar archives; the fields are stated, or those of the first sample."""
     bad = BadFiles(tar.CALL, on_error)
-    found = bad.resolve(_check_paths(tar.CALL, paths))
+    found = bad.resolve(check.paths(tar.CALL, "path", paths))
     folder = _index_folder(tar.CALL, index)
     if columns is None:
         nothing = (
@@ -183,7 +185,7 @@ def plan_tar(paths: Any, columns: Any, index: Any, on_error: Any = "raise") -> N
         records = Records(check.names(tar.CALL, "path", found), "tar", (*options, ("spec", spec)))
         return bad.skip_in(records)
     for path in found:
-        refuse_compressed(path, tar.packing_of(path), tar.CALL)
+        refuse_compressed(path, tar.TarReader.packing_of(path), tar.CALL)
     return _plan_rows("from_tar", "tar", found, bad=bad, options=(*options, ("folder", folder)))
 
 
@@ -199,7 +201,7 @@ def plan_tfrecords(
             f"{source}: with index, filenames must be known when the dataset is made; got a "
             "dataset: give a list of names"
         )
-    names = [os.fsdecode(name) for name in _check_paths(source, paths)]
+    names = [os.fsdecode(name) for name in check.paths(source, "path", paths)]
     found = [name if "://" in name else os.path.abspath(name) for name in names]
     if not found:
         raise InvalidArgumentError(f"{source}: index needs at least one path, got an empty list")
@@ -223,7 +225,7 @@ def plan_mds(paths: Any, columns: Any, on_error: Any) -> Node:
     """The samples of MDS datasets: of folders with an `index.json`, or of single shards."""
     call = "Dataset.from_mds"
     bad = BadFiles(call, on_error)
-    names = [os.fsdecode(name) for name in _check_paths(call, paths)]
+    names = [os.fsdecode(name) for name in check.paths(call, "path", paths)]
     found = [path for name in names for path in expand_braces(name)]
     if not found:
         raise InvalidArgumentError(f"{call}: needs at least one path, got an empty list")
@@ -274,11 +276,6 @@ def plan_positions(plan: Node, positions: Any) -> Node:
     """The rows of a table at positions."""
     column = np.asarray(positions, np.int64)
     return Select(plan, Slices(Data(Chunk(nest.LEAF, [column], len(column)).as_read_only())))
-
-
-def _check_paths(call: str, paths: Any) -> list[bytes]:
-    found = check.paths(call, "path", paths)
-    return list(found)
 
 
 def _kinds(reader: Any, names: Sequence[str]) -> dict[str, Any]:

@@ -150,7 +150,7 @@ class KerasBatches:
         return {"input": input_state, "batches": self._before + batch + 1}
 
     def load_state_dict(self, state: Any) -> None:
-        """Makes the next epoch of `fit` the rest of the one that `state` was saved in."""
+        """Makes the next epoch of `fit` the rest of the epoch that `state` was saved in."""
         if not isinstance(state, dict) or not {"input", "batches"} <= state.keys():
             raise InvalidArgumentError(
                 "KerasBatches.load_state_dict: needs what KerasBatches.state_dict returned, got "
@@ -183,17 +183,7 @@ class KerasBatches:
         count: int = self._dataset.__plan__.cardinality
         return self._steps or (None if count == UNKNOWN else count)
 
-    @property
-    def batch_size(self) -> int | None:
-        return None
-
-    @property
-    def has_partial_batch(self) -> bool | None:
-        return None
-
-    @property
-    def partial_batch_size(self) -> int | None:
-        return None
+    batch_size = has_partial_batch = partial_batch_size = None
 
     def get_numpy_iterator(self) -> PythonIterator[Any]:
         return self._epoch(_on_host)
@@ -300,7 +290,8 @@ class KerasBatches:
             if self._loaded is not None:
                 self._going.load_state_dict(self._loaded)
         count -= self._before
-        batches = itertools.chain(self._seen, _mark_batches(self._going))
+        going = self._going
+        batches = itertools.chain(self._seen, ((batch, going._bookmark()) for batch in going))
         self._seen = []
         for number, marked in enumerate(itertools.islice(batches, count), 1):
             self._seen = [*self._seen, marked] if number <= min(_INSPECTED, count - 1) else []
@@ -316,11 +307,6 @@ def _resume(deliver: Deliver, dataset: Dataset, state: dict[str, Any]) -> Delive
     batches.load_state_dict(state)
     dataset._iterations.resume(state["iteration"])
     return batches
-
-
-def _mark_batches(batches: DeliveredIterator) -> PythonIterator[Marked]:
-    for batch in batches:
-        yield batch, batches._bookmark()
 
 
 def _on_host(dataset: Dataset) -> DeliveredIterator:

@@ -198,7 +198,7 @@ OpenEpoch = Callable[[], DeliveredIterator]
 
 
 class Epochs:
-    """The latest epoch that began, and the one that begins next, if it is prepared already.
+    """The latest epoch that began, and the epoch that begins next, if it is prepared already.
 
     The loop of a program, or a framework, keeps the iterators to itself. So the position is saved
     and loaded where the program can reach it: on the dataset that it passed on.
@@ -247,7 +247,7 @@ class Epochs:
         return self._next or latest
 
     def load_state_dict(self, state: Any, open_epoch: OpenEpoch) -> None:
-        """Makes the next epoch the rest of the one that `state` was saved in."""
+        """Makes the next epoch the rest of the epoch that `state` was saved in."""
         iterator = open_epoch()
         iterator.load_state_dict(state)
         self._next, self._left = iterator, None

@@ -1,6 +1,6 @@
 """`tf.data.experimental`: free functions, CSV files, policies, and the data service."""
 
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from penstock.data.arguments import AUTOTUNE
 from penstock.data.dataset import SHARD_HINT
@@ -52,7 +52,7 @@ from penstock.data.experimental.transformations import (
     unique,
 )
 from penstock.element.optional import Optional
-from penstock.missing_names import missing_from_module
+from penstock.missing_names import refuse_names
 from penstock.plan.nodes import INFINITE as INFINITE_CARDINALITY
 from penstock.plan.nodes import UNKNOWN as UNKNOWN_CARDINALITY
 from penstock.plan.options import (
@@ -126,6 +126,4 @@ __all__ = [
 
 
 if not TYPE_CHECKING:  # A type checker would take any name.
-
-    def __getattr__(name: str) -> NoReturn:
-        raise missing_from_module("data.experimental", name, __all__)
+    __getattr__ = refuse_names("data.experimental", __all__)

@@ -96,7 +96,8 @@ def make_batched_features_dataset(
         batch_size: How many examples make a batch.
         features: As for `penstock.io.parse_example`.
         reader: Makes the dataset of the records of a file; `TFRecordDataset` if None.
-        label_key: The feature that is the label: elements are then pairs of the others and of it.
+        label_key: The feature that is the label: elements are then pairs of the other features and
+            the label.
         reader_args: More arguments for `reader`.
         num_epochs: How often the examples are repeated; without end if None.
         shuffle: Whether files and examples come in random order.
@@ -154,9 +155,9 @@ def _second(key: Any, value: Any) -> Any:
 
 def split_label(label_key: str, features: dict[str, Any]) -> tuple[dict[str, Any], Any]:
     """A pair of the other features and of the label."""
-    others = dict(features)
-    label = others.pop(label_key)
-    return others, label
+    rest = dict(features)
+    label = rest.pop(label_key)
+    return rest, label
 
 
 def take_turns(files: Dataset, one_file: Any, parallel: int | None, sloppy: bool) -> Dataset:

@@ -166,27 +166,6 @@ def from_list(elements: Sequence[Any], name: str | None = None) -> Dataset:
     return Dataset(Slices(Data(Chunk.of(converted, where).as_read_only())))
 
 
-def Counter(start: Any = 0, step: Any = 1, dtype: Any = np.int64) -> Dataset:  # noqa: N802
-    """Numbers in equal steps, without end: `Dataset.counter`.
-
-    >>> print(*Counter(5, 10).take(3))
-    5 15 25
-    """
-    return Dataset.counter(start, step, dtype)
-
-
-def RandomDataset(  # noqa: N802
-    seed: int | None = None, rerandomize_each_iteration: bool | None = None
-) -> Dataset:
-    """Random integers without end: `Dataset.random`.
-
-    >>> dataset = RandomDataset(seed=1).take(2)
-    >>> list(dataset) == list(Dataset.random(seed=1).take(2))
-    True
-    """
-    return Dataset.random(seed, rerandomize_each_iteration)
-
-
 Arguments = ParamSpec("Arguments")
 
 
@@ -367,6 +346,8 @@ def save(
     )
 
 
+Counter = Dataset.counter
+RandomDataset = Dataset.random
 load = Dataset.load
 choose_from_datasets = Dataset.choose_from_datasets
 sample_from_datasets = Dataset.sample_from_datasets

@@ -14,7 +14,7 @@ The modules that do this load when they are first needed.
 0 1 4 9 16
 """
 
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from penstock.data.experimental.service.read_options import CrossTrainerCache
 from penstock.data.experimental.service.remote_datasets import (
@@ -27,7 +27,7 @@ from penstock.data.experimental.service.remote_datasets import (
 )
 from penstock.data.experimental.service.saving import distributed_save
 from penstock.data.experimental.service.servers import DispatchServer, WorkerServer
-from penstock.missing_names import missing_from_module
+from penstock.missing_names import refuse_names
 from penstock.plan.options import ShardingPolicy
 from penstock.service.host.server_setup import DispatcherConfig, WorkerConfig
 
@@ -49,6 +49,4 @@ __all__ = [
 
 
 if not TYPE_CHECKING:  # A type checker would take any name.
-
-    def __getattr__(name: str) -> NoReturn:
-        raise missing_from_module("data.experimental.service", name, __all__)
+    __getattr__ = refuse_names("data.experimental.service", __all__)

@@ -322,8 +322,9 @@ def _look_up(where: str, url: str, name: str, wanted: Any) -> tuple[Any, int]:
         count = nodes.UNKNOWN
     if wanted is None:
         return found, count
-    if not _covers(check.signature(where, wanted, "element_spec"), found):
-        kind = InvalidArgumentError if _differ_in_shape(wanted, found) else FailedPreconditionError
+    common = _relax(check.signature(where, wanted, "element_spec"), found)
+    if common != wanted:
+        kind = FailedPreconditionError if common is None else InvalidArgumentError
         raise kind(
             f"{where}: dataset {name!r} has elements of {found}, which are not all of {wanted}; "
             "leave element_spec out to read them as registered"
@@ -331,18 +332,9 @@ def _look_up(where: str, url: str, name: str, wanted: Any) -> tuple[Any, int]:
     return wanted, count
 
 
-def _differ_in_shape(wanted: Any, found: Any) -> bool:
-    """Whether two specs have the same structure and dtypes."""
+def _relax(wanted: Any, found: Any) -> Any:
+    """The spec that fits the elements of both; None if their structures or dtypes differ."""
     try:
-        relax(wanted, found)
+        return relax(wanted, found)
     except OpError:
-        return False
-    return True
-
-
-def _covers(wanted: Any, found: Any) -> bool:
-    """Whether every element of spec `found` is also one of spec `wanted`."""
-    try:
-        return bool(relax(wanted, found) == wanted)
-    except OpError:
-        return False
+        return None

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Self
 
 from penstock.data.dataset import ENVIRONMENT
-from penstock.service.host.server_setup import DispatcherConfig, Lifecycle, WorkerConfig
+from penstock.service.host.server_setup import DispatcherConfig, WorkerConfig
 
 if TYPE_CHECKING:
     from penstock.service.host.dispatcher_server import Dispatcher
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class _Server:
     """`start`, `join` and `stop`, passed on to the server of this process."""
 
-    def __init__(self, hosted: Lifecycle, start: bool) -> None:
+    def __init__(self, hosted: Dispatcher | Worker, start: bool) -> None:
         self._hosted = hosted
         if start:
             self.start()
@@ -34,6 +34,11 @@ class _Server:
     def stop(self) -> None:
         """Stops the server; it cannot be started again."""
         self._hosted.stop()
+
+    @property
+    def metrics_url(self) -> str | None:
+        """Where /metrics is, as in "http://localhost:9100/metrics"; None without `metrics_port`."""
+        return self._hosted.metrics_url
 
     def __enter__(self) -> Self:
         self.start()
@@ -74,11 +79,6 @@ class DispatchServer(_Server):
         """Whether it stopped because another dispatcher took over its `work_dir`."""
         return self._hosted.failed
 
-    @property
-    def metrics_url(self) -> str | None:
-        """Where /metrics is, as in "http://localhost:9100/metrics"; None without `metrics_port`."""
-        return self._hosted.metrics_url
-
     def dashboard_link(self) -> str | None:
         """A new link to the dashboard, which is valid once; None without `dashboard_port`."""
         return self._hosted.make_dashboard_link()
@@ -113,11 +113,6 @@ class WorkerServer(_Server):
     def address(self) -> str:
         """The address that clients use: "host:port"."""
         return self._hosted.address
-
-    @property
-    def metrics_url(self) -> str | None:
-        """Where /metrics is, as in "http://localhost:9100/metrics"; None without `metrics_port`."""
-        return self._hosted.metrics_url
 
     def isolate(self) -> None:
         """Has every plan run in a process of its own, as `penstock worker` does.
