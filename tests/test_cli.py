@@ -731,3 +731,18 @@ def test_status_finds_secrets_that_are_given(
         told = capsys.readouterr()
         assert f"(from {secret}, which --token-file or " in told.err
     assert json.loads(told.out)["workers"] == []
+
+
+@pytest.mark.parametrize("buffered", [True, False])
+def test_output_that_is_not_read_is_no_error(buffered: bool) -> None:
+    """As in `penstock status URL --json | head -1`."""
+    read, write = os.pipe()
+    os.close(read)
+    run = subprocess.run(
+        [sys.executable, *([] if buffered else ["-u"]), "-m", "penstock", "deploy", "container"],
+        stdout=write,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    os.close(write)
+    assert (run.returncode, run.stderr) == (141, "")

@@ -19,6 +19,7 @@ import yaml
 from penstock.cli import main
 from penstock.data import Dataset
 from penstock.data.experimental.service import distribute
+from penstock.service.protocol import timing
 from tests.integration.clusters import until
 
 READER = """
@@ -144,6 +145,10 @@ def test_manifests_have_what_a_cluster_needs(capsys: pytest.CaptureFixture[str])
         secrets = [volume.get("secret", {}).get("secretName") for volume in pod["volumes"]]
         assert "penstock-certificates" in secrets
         assert "--certificates=/etc/penstock/certificates" in " ".join(container["command"])
+    assert (
+        found["Deployment/penstock-workers"]["spec"]["minReadySeconds"]
+        > 2 * timing.LONGEST_CLIENT_HEARTBEAT
+    )
     workers = found["Deployment/penstock-workers"]["spec"]["template"]
     variables = {each["name"]: each for each in workers["spec"]["containers"][0]["env"]}
     threads = variables["OMP_NUM_THREADS"]["valueFrom"]["resourceFieldRef"]["resource"]

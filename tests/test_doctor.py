@@ -17,7 +17,6 @@ from penstock.cli.doctor import DOUBTFUL, FINE, WRONG, split_error
 from penstock.data.experimental import service
 from penstock.engine.processes import chunk_memory
 from penstock.errors import InvalidArgumentError, UnavailableError
-from penstock.service.host import sockets
 from penstock.service.host.security import Security
 from tests.integration.clusters import Cluster
 
@@ -164,7 +163,7 @@ def test_no_port(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(host: str, port: int) -> Any:
         raise InvalidArgumentError("localhost cannot be listened on; add it to /etc/hosts")
 
-    monkeypatch.setattr(sockets, "listen_tcp", refuse)
+    monkeypatch.setattr(doctor, "listen_tcp", refuse)
     found = doctor.check_ports()
     assert (found.state, found.change) == (WRONG, "add it to /etc/hosts")
 

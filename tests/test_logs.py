@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cli import log_options
+from penstock.cli import server_processes
 from penstock.data import Dataset
 from penstock.data.experimental import service
 from penstock.errors import AbortedError
@@ -46,7 +46,8 @@ def lines(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
 
 
 def set_up(level: str | None, form: str = "text", quiet: bool = False) -> None:
-    log_options.set_up(argparse.Namespace(log_level=level, log_format=form), quiet)
+    given = argparse.Namespace(log_level=level, log_format=form)
+    server_processes.set_up_logs(given, quiet)
 
 
 def test_lines_have_a_time_and_a_level(lines: Lines) -> None:

@@ -28,8 +28,8 @@ class _Pair(NamedTuple):
     key: ec.EllipticCurvePrivateKey
 
 
-def make_certificates(folder: str, hosts: Sequence[str] = (), days: int = 365) -> list[str]:
-    """Writes a set of certificates and a token into a folder, and returns the paths of its files.
+def make_certificates(folder: str, hosts: Sequence[str] = (), days: int = 365) -> None:
+    """Writes a set of certificates and a token into a folder.
 
     The folder is then copied to every machine of the service.
 
@@ -50,13 +50,11 @@ def make_certificates(folder: str, hosts: Sequence[str] = (), days: int = 365) -
     client = _sign_certificate(
         authority, "penstock client", ExtendedKeyUsageOID.CLIENT_AUTH, hosts=[], days=days
     )
-    written = [_write(folder, "ca.pem", _certificate_bytes(authority.certificate))]
+    _write(folder, "ca.pem", _certificate_bytes(authority.certificate))
     for role, pair in (("server", server), ("client", client)):
-        written.append(_write(folder, f"{role}.pem", _certificate_bytes(pair.certificate)))
-        written.append(_write(folder, f"{role}-key.pem", _key_bytes(pair.key)))
-    token = os.path.join(folder, "token")
-    write_token(token)
-    return [*written, token]
+        _write(folder, f"{role}.pem", _certificate_bytes(pair.certificate))
+        _write(folder, f"{role}-key.pem", _key_bytes(pair.key))
+    write_token(os.path.join(folder, "token"))
 
 
 def read_end(path: str) -> datetime.datetime:
@@ -153,9 +151,8 @@ def _key_bytes(key: ec.EllipticCurvePrivateKey) -> bytes:
     )
 
 
-def _write(folder: str, name: str, content: bytes) -> str:
+def _write(folder: str, name: str, content: bytes) -> None:
     """Writes a private file. Only the keys must be private, but no other user needs the rest."""
     path = os.path.join(folder, name)
     with open(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:
         file.write(content)
-    return path

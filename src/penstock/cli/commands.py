@@ -12,8 +12,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from penstock.cli import deploy, doctor, log_options, overview, server_processes
-from penstock.cli import top as terminal
+from penstock.cli import deploy, overview, server_processes
 from penstock.data.experimental.service.servers import DispatchServer, WorkerServer
 from penstock.errors import OpError
 from penstock.service.host.server_setup import DispatcherConfig, WorkerConfig
@@ -35,7 +34,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if os.getcwd() not in sys.path and "" not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
-        return command(parsed)
+        status = command(parsed)
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:  # As in `penstock status URL | head`.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # For the flush at the exit.
+        return 141
     except OpError as error:
         message = error.message.removeprefix(f"{parsed.command_name}: ")
         print(f"penstock {parsed.command_name}: {message}", file=sys.stderr)
@@ -100,7 +104,7 @@ def _server_arguments(parser: argparse.ArgumentParser, port: str) -> None:
         help="port of /metrics (for Prometheus), /healthz and /readyz; 0 for a free one (default: "
         "none). Other machines need the token",
     )
-    log_options.add_arguments(parser)
+    server_processes.add_log_arguments(parser)
 
 
 def _dispatcher_arguments(parser: argparse.ArgumentParser) -> None:
@@ -178,7 +182,7 @@ def _worker_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--drain-timeout",
         type=float,
-        default=server_processes.DRAIN_SECONDS,
+        default=timing.DRAIN,
         metavar="SECONDS",
         help="how long it finishes the elements that it is making, after Ctrl-C or SIGTERM "
         "(default: 30)",
@@ -264,7 +268,7 @@ def dispatcher(given: argparse.Namespace) -> int:
         dashboard_host=given.dashboard_host,
         **_server_options(given),
     )
-    log_options.set_up(given)
+    server_processes.set_up_logs(given)
     if given.standby and given.work_dir:
         print(f"penstock dispatcher stands by for {given.work_dir}", flush=True)
     return server_processes.run_dispatcher(DispatchServer(config, start=False))
@@ -279,7 +283,7 @@ def worker(given: argparse.Namespace) -> int:
         modules=tuple(name for names in given.modules for name in names.split(",")),
         **_server_options(given),
     )
-    log_options.set_up(given, given.quiet)
+    server_processes.set_up_logs(given, given.quiet)
     return server_processes.run_worker(
         WorkerServer(config, start=False),
         given.quiet,
@@ -297,7 +301,7 @@ def _server_options(given: argparse.Namespace) -> dict[str, Any]:
     return {
         "port": given.port,
         "host": given.host,
-        "token": None if file is None else server_processes.load_token(file),
+        "token": None if file is None else _read_token(file),
         "certificates": given.certificates,
         "functions": given.functions,
         "metrics_port": given.metrics_port,
@@ -311,11 +315,15 @@ def status(given: argparse.Namespace) -> int:
 
 
 def top(given: argparse.Namespace) -> int:
+    from penstock.cli import top as terminal
+
     _use_secrets(given)
     return terminal.run(given.service, given.once)
 
 
 def diagnose(given: argparse.Namespace) -> int:
+    from penstock.cli import doctor
+
     _use_secrets(given)
     return doctor.run(given.service, given.certificates)
 
@@ -328,25 +336,50 @@ def forget(given: argparse.Namespace) -> int:
 def _use_secrets(given: argparse.Namespace) -> None:
     """Puts the secrets into the environment, where clients look for them."""
     if given.token_file is not None:
-        server_processes.load_token(given.token_file)  # Errors name the argument.
+        _read_token(given.token_file)  # Errors name the argument.
         os.environ.pop("PENSTOCK_TOKEN", None)
         os.environ["PENSTOCK_TOKEN_FILE"] = given.token_file
     if given.certificates is not None:
         os.environ["PENSTOCK_CERTIFICATES"] = given.certificates
 
 
-def metrics_token(given: argparse.Namespace) -> int:
+def _read_token(path: str) -> bytes:
+    from penstock.service.host.security import read_token
+
+    return read_token(path, "--token-file")
+
+
+def _find_token(given: argparse.Namespace) -> bytes:
+    """The token that clients with these arguments find."""
+    from penstock.service.host.security import find_token
+
     _use_secrets(given)
-    return server_processes.print_metrics_token(given.certificates)
+    return find_token(folder=os.environ.get("PENSTOCK_CERTIFICATES") or None).token
+
+
+def metrics_token(given: argparse.Namespace) -> int:
+    from penstock.service.host.http_pages import make_metrics_token
+
+    print(make_metrics_token(_find_token(given)).decode())
+    return 0
 
 
 def dashboard_link(given: argparse.Namespace) -> int:
-    _use_secrets(given)
-    return server_processes.print_dashboard_link(given.url, given.certificates)
+    from penstock.service.host.http_pages import make_link
+
+    url = given.url if "://" in given.url else f"http://{given.url}"
+    print(make_link(url, _find_token(given)))
+    return 0
 
 
 def certs(given: argparse.Namespace) -> int:
-    return server_processes.make_certificates(given.folder, given.host, given.days)
+    from penstock.cli.certificates import make_certificates
+
+    make_certificates(given.folder, given.host, given.days)
+    print(
+        f"certificates and a token are in {given.folder}; copy it to every machine of the service"
+    )
+    return 0
 
 
 _ABOUT = """\

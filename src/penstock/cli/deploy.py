@@ -172,10 +172,6 @@ def _kubernetes_arguments(parser: argparse.ArgumentParser) -> None:
     add("--storage", "10Gi", "BYTES", "the volume for the dispatcher's journal")
     add("--storage-class", None, "NAME", "the class of that volume")
     add("--cluster-domain", "cluster.local", "DOMAIN", "the domain of the cluster")
-    _drain_argument(parser)
-
-
-def _drain_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--drain-timeout",
         type=int,

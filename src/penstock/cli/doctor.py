@@ -23,6 +23,10 @@ from penstock.data.dataset import Dataset
 from penstock.data.experimental.service.remote_datasets import distribute
 from penstock.engine.processes.chunk_memory import can_share
 from penstock.errors import OpError
+from penstock.service.host.data_client import connect_data
+from penstock.service.host.security import CONTROL, Security, Terms, client_handshake
+from penstock.service.host.services import parse, session
+from penstock.service.host.sockets import listen_tcp, split_address
 from penstock.service.protocol.messages import WorkerInfo
 from penstock.version import PROTOCOL, VERSION
 
@@ -52,7 +56,8 @@ def run(service: str | None, certificates: str | None) -> int:
         found += print_findings(check_service(service))
     wrong = sum(finding.state == WRONG for finding in found)
     doubtful = sum(finding.state == DOUBTFUL for finding in found)
-    print(f"{len(found)} checks: {wrong} wrong, {_count_warnings(doubtful)}")
+    warnings = "1 warning" if doubtful == 1 else f"{doubtful} warnings"
+    print(f"{len(found)} checks: {wrong} wrong, {warnings}")
     return 1 if wrong else 0
 
 
@@ -70,10 +75,6 @@ def print_findings(findings: Iterable[Finding]) -> list[Finding]:
 def _mark(state: str) -> str:
     padded = f"{state:<7}"
     return f"{_COLORS[state]}{padded}\x1b[0m" if sys.stdout.isatty() else padded
-
-
-def _count_warnings(count: int) -> str:
-    return "1 warning" if count == 1 else f"{count} warnings"
 
 
 # This machine: versions, limits, memory, secrets and devices
@@ -156,8 +157,6 @@ def _read_number(path: str) -> int | None:
 
 
 def check_ports() -> Finding:
-    from penstock.service.host.sockets import listen_tcp
-
     try:
         listen_tcp("localhost", 0).close()
     except OpError as error:
@@ -167,8 +166,6 @@ def check_ports() -> Finding:
 
 def check_secrets(certificates: str | None) -> Iterator[Finding]:
     """The token, and the certificates if there are any."""
-    from penstock.service.host.security import Security
-
     folder = certificates or os.environ.get("PENSTOCK_CERTIFICATES") or None
     try:
         security = Security.of_server("localhost", 0, certificates=folder)
@@ -183,7 +180,7 @@ def check_secrets(certificates: str | None) -> Iterator[Finding]:
     yield check_certificates(security)
 
 
-def check_certificates(security: Any) -> Finding:
+def check_certificates(security: Security) -> Finding:
     """Whether both sides can load them, and for how long they are valid."""
     from penstock.cli import certificates
 
@@ -192,6 +189,7 @@ def check_certificates(security: Any) -> Finding:
         security.client_context()
     except OpError as error:
         return Finding(WRONG, "certificates", *split_error(error.message))
+    assert security.certificates is not None
     path = os.path.join(security.certificates, "server.pem")
     left = (certificates.read_end(path) - datetime.datetime.now(datetime.UTC)).days
     renew = "make a new set with penstock certs, and copy it to every machine"
@@ -275,8 +273,6 @@ _MOST_WORKERS = 32
 
 def check_service(url: str) -> Iterator[Finding]:
     """All findings about the service at `url`."""
-    from penstock.service.host.services import parse
-
     scheme, addresses = parse(url, "doctor")
     if scheme != "grpc":
         yield Finding(
@@ -295,8 +291,6 @@ def check_service(url: str) -> Iterator[Finding]:
 
 def check_way(address: str) -> Finding:
     """Whether the name is known, and something listens at the port."""
-    from penstock.service.host.sockets import split_address
-
     subject = f"way to {address}"
     try:
         host, port = split_address(address)
@@ -329,8 +323,6 @@ def _prove_token(connected: socket.socket, address: str, host: str) -> None:
 
     Whether that works is another check, so errors are ignored here.
     """
-    from penstock.service.host.security import CONTROL, Security, Terms, client_handshake
-
     deadline = time.monotonic() + _CONNECT_SECONDS
     with suppress(OpError, OSError):
         security = Security.of_client(address)
@@ -341,8 +333,6 @@ def _prove_token(connected: socket.socket, address: str, host: str) -> None:
 
 
 def _check_dispatcher(url: str, addresses: str) -> Iterator[Finding]:
-    from penstock.service.host.services import session
-
     try:
         dispatcher = session(addresses)
         began = time.perf_counter()
@@ -363,10 +353,8 @@ def _check_dispatcher(url: str, addresses: str) -> Iterator[Finding]:
     yield check_reading(url)
 
 
-def check_worker(worker: dict[str, Any], security: Any, here: str) -> Finding:
+def check_worker(worker: dict[str, Any], security: Security, here: str) -> Finding:
     """Whether a reader on this machine can get data from a worker."""
-    from penstock.service.host.data_client import connect_data
-
     subject = f"worker {worker['address']}"
     info = WorkerInfo(
         worker=worker["worker"],

@@ -1,20 +1,33 @@
-"""Servers in a process of their own: the first signal ends them cleanly, the second at once."""
+"""Servers in a process of their own: how signals end them, and their logs on stderr.
+
+The first signal ends a server cleanly, the second at once. Only the logger `penstock` is set up:
+what users' functions log stays theirs. Processes that run plans inherit the setup, because they are
+forked later.
+"""
 
 from __future__ import annotations
 
+import argparse
 import contextlib
+import datetime
+import json
+import logging
 import os
 import resource
 import signal
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import FrameType
 
 from penstock.data.experimental.service.servers import DispatchServer, WorkerServer
+from penstock.service.host.runtime import MACHINE
 from penstock.service.protocol import timing
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_ENDING = "penstock-end"
+"""The name of the threads that end a server."""
+
 _PATIENCE = 1.0
 """Seconds for a clean end after the parent process has ended."""
 
@@ -25,10 +38,6 @@ class StoppedAtOnce(BaseException):
     def __init__(self, number: int) -> None:
         super().__init__(f"signal {number}")
         self.status = 128 + number
-
-
-DRAIN_SECONDS = timing.DRAIN
-"""How long a worker may take to finish the elements that it makes, before it leaves anyway."""
 
 
 def run_dispatcher(server: DispatchServer) -> int:
@@ -47,7 +56,7 @@ def run_dispatcher(server: DispatchServer) -> int:
 
 
 def run_worker(
-    server: WorkerServer, quiet: bool, with_stdin: bool, drain_seconds: float = DRAIN_SECONDS
+    server: WorkerServer, quiet: bool, with_stdin: bool, drain_seconds: float = timing.DRAIN
 ) -> int:
     """Serves until a signal; `with_stdin` also stops it when its parent closes the pipe.
 
@@ -58,7 +67,7 @@ def run_worker(
     if with_stdin:
         # The parent decides when to stop; Ctrl-C reaches the parent as well.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        _run_in_thread(lambda: _end_with_stdin(server, started))
+        MACHINE.start(lambda: _end_with_stdin(server, started), _ENDING)
 
     def leave() -> None:
         if not quiet:
@@ -88,7 +97,7 @@ def _serve_until_signal(join: Callable[[], None], finish: Callable[[], None]) ->
         if len(received) > 1:
             raise StoppedAtOnce(number)
         # A handler interrupts anything, so it must not wait for a lock.
-        _run_in_thread(finish)
+        MACHINE.start(finish, _ENDING)
 
     for number in _SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN:
@@ -101,20 +110,14 @@ def _serve_until_signal(join: Callable[[], None], finish: Callable[[], None]) ->
     return 0
 
 
-def _run_in_thread(task: Callable[[], None]) -> threading.Thread:
-    thread = threading.Thread(target=task, name="penstock-end", daemon=True)
-    thread.start()
-    return thread
-
-
 def _end_with_stdin(server: WorkerServer, started: threading.Event) -> None:
     # Not by sys.stdin, whose lock would be held while the interpreter ends.
     while os.read(0, 4096):
         if started.wait(_PATIENCE):
-            _run_in_thread(lambda: server.drain(DRAIN_SECONDS))
+            MACHINE.start(lambda: server.drain(timing.DRAIN), _ENDING)
     # The server may still wait for a dispatcher, or for a function that does not return.
     if started.wait(_PATIENCE):
-        _run_in_thread(server.stop).join(_PATIENCE)
+        MACHINE.start(server.stop, _ENDING).join(_PATIENCE)
     os._exit(0)
 
 
@@ -127,37 +130,65 @@ def allow_files() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def load_token(path: str) -> bytes:
-    """Reads the token in a file."""
-    from penstock.service.host.security import read_token
-
-    return read_token(path, "--token-file")
+# Logs: a line for each event
 
 
-def print_metrics_token(certificates: str | None) -> int:
-    """Prints the metrics token of the service whose token this process finds."""
-    from penstock.service.host.http_pages import make_metrics_token
-    from penstock.service.host.security import find_token
-
-    folder = certificates or os.environ.get("PENSTOCK_CERTIFICATES") or None
-    print(make_metrics_token(find_token(folder=folder).token).decode())
-    return 0
-
-
-def print_dashboard_link(url: str, certificates: str | None) -> int:
-    """Prints a new link to a dashboard, with the token that this process finds."""
-    from penstock.service.host.http_pages import make_link
-    from penstock.service.host.security import find_token
-
-    folder = certificates or os.environ.get("PENSTOCK_CERTIFICATES") or None
-    print(make_link(url if "://" in url else f"http://{url}", find_token(folder=folder).token))
-    return 0
+def add_log_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options about logs to the command of a server."""
+    parser.add_argument(
+        "--log-level",
+        choices=("debug", "info", "warning", "error"),
+        help="debug: also readers and anonymous jobs that come and go; info: servers, named jobs "
+        "and failing functions; warning: what needs attention (default: info)",
+    )
+    parser.add_argument(
+        "--log-format",
+        choices=("text", "json"),
+        default="text",
+        help="json: one object in each line, for programs (default: text)",
+    )
 
 
-def make_certificates(folder: str, hosts: Sequence[str], days: int) -> int:
-    """Writes certificates and a token, and prints what to do with them."""
-    from penstock.cli import certificates
+def set_up_logs(given: argparse.Namespace, quiet: bool = False) -> None:
+    """Logs as the options say; a `quiet` server logs what needs attention, if they say nothing."""
+    logger = logging.getLogger("penstock")
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonFormatter() if given.log_format == "json" else TextFormatter())
+    logger.handlers[:] = [handler]
+    logger.propagate = False
+    logger.setLevel((given.log_level or ("warning" if quiet else "info")).upper())
 
-    certificates.make_certificates(folder, hosts, days)
-    print(f"certificates and a token are in {folder}; copy it to every machine of the service")
-    return 0
+
+class TextFormatter(logging.Formatter):
+    """`2026-01-31T08:15:00.123Z INFO dispatcher: joined: worker data1:5051`."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)s %(message)s")
+
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: N802
+        return _time_of(record)
+
+
+_FIELDS = ("event", "worker", "job", "job_name", "dataset")
+"""What a line may be about: the event, the worker's address, and the job as in `status`."""
+
+
+class JsonFormatter(logging.Formatter):
+    """One object: `time`, `level`, `message`, what is known of `_FIELDS`, and `exception`."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        fields = {
+            "time": _time_of(record),
+            "level": record.levelname.lower(),
+            "message": record.getMessage(),
+        }
+        fields |= {name: vars(record)[name] for name in _FIELDS if name in vars(record)}
+        if record.exc_info:
+            fields["exception"] = self.formatException(record.exc_info)
+        return json.dumps(fields)
+
+
+def _time_of(record: logging.LogRecord) -> str:
+    """The time in UTC, as in RFC 3339."""
+    time = datetime.datetime.fromtimestamp(record.created, datetime.UTC)
+    return time.isoformat(timespec="milliseconds").replace("+00:00", "Z")

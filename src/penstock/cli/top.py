@@ -11,7 +11,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
 
 from penstock.data.experimental.service.remote_datasets import status
 from penstock.errors import OpError
@@ -37,36 +43,11 @@ _KINDS = {
 }
 _BLOCKS = "▁▂▃▄▅▆▇█"
 
-
-class Styled(NamedTuple):
-    """A text and its style."""
-
-    text: str
-    style: str = ""
+_EMPTY_LINE = Text()
 
 
-class Line(NamedTuple):
-    """Pieces of text; what does not fit is wrapped behind the indent."""
-
-    pieces: tuple[Styled, ...] = ()
-    indent: int = 0
-
-
-class Grid(NamedTuple):
-    """A table: columns are to the right, except those of `_WORDS`."""
-
-    columns: tuple[str, ...]
-    rows: list[list[Styled]]
-
-
-_WORDS = ("state",)
-
-
-def run(service: str, once: bool, console: Any = None) -> int:
+def run(service: str, once: bool, console: Console | None = None) -> int:
     """Shows the service until Ctrl-C; once if asked to, or if no terminal shows it."""
-    from rich.console import Console
-    from rich.live import Live
-
     if console is None:
         console = Console(highlight=False, width=None if sys.stdout.isatty() else _WIDTH)
     view = View(service)
@@ -82,7 +63,7 @@ def run(service: str, once: bool, console: Any = None) -> int:
     return 0
 
 
-def _follow(view: View, live: Any, never: threading.Event) -> None:
+def _follow(view: View, live: Live, never: threading.Event) -> None:
     while not never.wait(INTERVAL):
         try:
             view.add(status(view.service))
@@ -105,63 +86,37 @@ class View:
         self._status, self.problem = found, ""
         self._rates.append(sum(job["rate"] for job in found["jobs"]))
 
-    def draw(self) -> Any:
-        """All of it, for rich."""
-        from rich.console import Group
-
-        return Group(*map(_draw, self.describe()))
-
-    def describe(self) -> list[Line | Grid]:
+    def draw(self) -> Group:
         """All of it, from top to bottom."""
         found = self._status
-        parts: list[Line | Grid] = [self._headline(), Line()]
+        parts: list[RenderableType] = [self._draw_headline(), _EMPTY_LINE]
         jobs = sorted(found["jobs"], key=lambda job: -job["clients"])
         for job in jobs[:_MOST_JOBS]:
-            parts += [*_describe_job(job), Line()]
+            parts += [*_draw_job(job), _EMPTY_LINE]
         if len(jobs) > _MOST_JOBS:
-            parts += [Line((Styled(f"and {len(jobs) - _MOST_JOBS} jobs more", "dim"),)), Line()]
-        parts += [_list_workers(found["workers"]), Line()]
-        parts += [_list_readers(found.get("readers", []), found["jobs"]), Line()]
-        return [*parts, *_list_events(found.get("events", []))]
+            parts += [Text(f"and {len(jobs) - _MOST_JOBS} jobs more", "dim"), _EMPTY_LINE]
+        parts += [_draw_workers(found["workers"]), _EMPTY_LINE]
+        parts += [_draw_readers(found.get("readers", []), found["jobs"]), _EMPTY_LINE]
+        return Group(*parts, *map(_draw_event, reversed(found.get("events", [])[-_MOST_EVENTS:])))
 
-    def _headline(self) -> Line:
+    def _draw_headline(self) -> Text:
         if self.problem:
-            return Line((Styled(self.problem, "bold red"),))
+            return Text(self.problem, "bold red")
         jobs, workers = self._status["jobs"], self._status["workers"]
         here = sum(worker["state"] == "here" for worker in workers)
         rate = sum(job["rate"] for job in jobs)
-        return Line(
-            (
-                Styled(f"penstock {self.service}", "bold"),
-                Styled(f"   {show_count(rate)} elements/s "),
-                Styled(draw_line(self._rates), "cyan"),
-                Styled(f"   {show_bytes(sum(job.get('byte_rate', 0.0) for job in jobs))}/s"),
-                Styled(f"   {_count(here, 'worker')}"),
-                Styled(f" (readers could use {self._status['wanted_workers']})"),
-            )
+        return Text.assemble(
+            (f"penstock {self.service}", "bold"),
+            f"   {show_count(rate)} elements/s ",
+            (draw_line(self._rates), "cyan"),
+            f"   {show_bytes(sum(job.get('byte_rate', 0.0) for job in jobs))}/s",
+            f"   {_count(here, 'worker')}",
+            f" (readers could use {self._status['wanted_workers']})",
         )
 
 
-def _draw(part: Line | Grid) -> Any:
-    """A part for rich: as text, not as markup, because names may hold brackets."""
-    from rich.padding import Padding
-    from rich.table import Table
-    from rich.text import Text
-
-    if isinstance(part, Line):
-        return Padding(Text.assemble(*part.pieces), (0, 0, 0, part.indent))
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for number, name in enumerate(part.columns):
-        is_text = number == 0 or name in _WORDS
-        table.add_column(name, justify="left" if is_text else "right", no_wrap=True)
-    for row in part.rows:
-        table.add_row(*(Text(*piece) for piece in row))
-    return table
-
-
-def _describe_job(job: Status) -> list[Line]:
+def _draw_job(job: Status) -> list[RenderableType]:
     limit = job.get("limit", "unknown")
-    limit_text = Styled(f"limit: {limit}", _LIMITS.get(limit, "yellow"))
     facts = (
         f"{show_count(job['rate'])} elements/s   {show_bytes(job.get('byte_rate', 0.0))}/s   "
         f"programs wait {show_share(job['lag'])}   {show_count(job['consumed'])} handed out   "
@@ -169,9 +124,11 @@ def _describe_job(job: Status) -> list[Line]:
         f"{show_bytes(job['held'])} of {show_bytes(job['budget'])} queued"
     )
     return [
-        Line((Styled(_name_job(job), "bold"), Styled("   "), limit_text)),
-        Line((Styled(facts),), indent=2),
-        Line((Styled(job.get("advice", ""), "italic"),), indent=2),
+        Text.assemble(
+            (_name_job(job), "bold"), "   ", (f"limit: {limit}", _LIMITS.get(limit, "yellow"))
+        ),
+        Padding(Text(facts), (0, 0, 0, 2)),
+        Padding(Text(job.get("advice", ""), "italic"), (0, 0, 0, 2)),
     ]
 
 
@@ -180,59 +137,61 @@ def _name_job(job: Status) -> str:
     return f"{name}, repetition {job['repetition']}" if job["repetition"] else str(name)
 
 
-def _list_workers(workers: list[Status]) -> Line | Grid:
+def _draw_workers(workers: list[Status]) -> RenderableType:
     columns = ("state", "computes", "elements/s", "bytes/s", "streams", "crashes")
-    return _make_grid("worker", columns, [_worker_cells(worker) for worker in workers])
+    return _draw_table("worker", columns, [_worker_cells(worker) for worker in workers])
 
 
-def _worker_cells(worker: Status) -> list[Styled]:
+def _worker_cells(worker: Status) -> list[str | Text]:
     return [
-        Styled(" ".join([worker["address"], *worker["tags"]])),
-        Styled(worker["state"], _STATES.get(worker["state"], "")),
-        Styled(show_share(worker.get("busy", 0.0))),
-        Styled(show_count(worker["rate"])),
-        Styled(f"{show_bytes(worker.get('byte_rate', 0.0))}/s"),
-        Styled(show_count(worker["streams"])),
-        Styled(show_count(worker["restarts"])),
+        " ".join([worker["address"], *worker["tags"]]),
+        Text(worker["state"], _STATES.get(worker["state"], "")),
+        show_share(worker.get("busy", 0.0)),
+        show_count(worker["rate"]),
+        f"{show_bytes(worker.get('byte_rate', 0.0))}/s",
+        show_count(worker["streams"]),
+        show_count(worker["restarts"]),
     ]
 
 
-def _list_readers(readers: list[Status], jobs: list[Status]) -> Line | Grid:
+def _draw_readers(readers: list[Status], jobs: list[Status]) -> RenderableType:
     names = {job["job"]: _name_job(job) for job in jobs}
     columns = ("wait", "elements/s", "queued", "handed out")
-    return _make_grid("reader", columns, [_reader_cells(reader, names) for reader in readers])
+    return _draw_table("reader", columns, [_reader_cells(reader, names) for reader in readers])
 
 
-def _reader_cells(reader: Status, names: dict[str, str]) -> list[Styled]:
+def _reader_cells(reader: Status, names: dict[str, str]) -> list[str | Text]:
     consumer = f", consumer {reader['consumer']}" if reader["consumer"] >= 0 else ""
     return [
-        Styled(names.get(reader["job"], "") + consumer),
-        Styled(show_share(reader["lag"])),
-        Styled(show_count(reader["rate"])),
-        Styled(show_bytes(reader["held"])),
-        Styled(show_count(reader["consumed"])),
+        names.get(reader["job"], "") + consumer,
+        show_share(reader["lag"]),
+        show_count(reader["rate"]),
+        show_bytes(reader["held"]),
+        show_count(reader["consumed"]),
     ]
 
 
-def _make_grid(what: str, columns: tuple[str, ...], rows: list[list[Styled]]) -> Line | Grid:
-    """The rows under their number; a line if there are none."""
+def _draw_table(
+    what: str, columns: tuple[str, ...], rows: list[list[str | Text]]
+) -> RenderableType:
+    """The rows under their number, numbers to the right; a line if there are none."""
     if not rows:
-        return Line((Styled(f"no {what}s", "dim"),))
-    return Grid((_count(len(rows), what), *columns), rows[:_MOST_ROWS])
+        return Text(f"no {what}s", "dim")
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    table.add_column(_count(len(rows), what), no_wrap=True)
+    for name in columns:
+        table.add_column(name, justify="left" if name == "state" else "right", no_wrap=True)
+    for row in rows[:_MOST_ROWS]:
+        table.add_row(*(cell if isinstance(cell, Text) else Text(cell) for cell in row))
+    return table
 
 
-def _list_events(events: list[Status]) -> list[Line]:
-    """The latest event first."""
-    return [
-        Line(
-            (
-                Styled(f"{time.strftime('%H:%M:%S', time.localtime(event['time']))}  ", "dim"),
-                Styled(f"{event['kind']:<12}", _KINDS.get(event["kind"], "dim")),
-                Styled(event["text"]),
-            )
-        )
-        for event in reversed(events[-_MOST_EVENTS:])
-    ]
+def _draw_event(event: Status) -> Text:
+    return Text.assemble(
+        (f"{time.strftime('%H:%M:%S', time.localtime(event['time']))}  ", "dim"),
+        (f"{event['kind']:<12}", _KINDS.get(event["kind"], "dim")),
+        event["text"],
+    )
 
 
 def _count(number: int, what: str) -> str:
