@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from penstock.distribute.devices import KINDS, LogicalCpus, LogicalDevice, load_backend
 from penstock.errors import InvalidArgumentError, InvalidTypeError, UnimplementedError
-from penstock.missing_names import missing_from_module
+from penstock.missing_names import refuse_names
 
 __all__ = [
     "LogicalDevice",
@@ -113,10 +113,11 @@ def set_logical_device_configuration(device: Any, logical_devices: Any) -> None:
             f"{call}: only the CPU can be divided into logical devices, got {device.name!r}; "
             "name more CPUs, or give every replica a device of its own"
         )
-    LogicalCpus.count = len(_configurations(logical_devices, call))
+    _check_configurations(logical_devices, call)
+    LogicalCpus.count = len(logical_devices)
 
 
-def _configurations(given: Any, call: str) -> Sequence[LogicalDeviceConfiguration]:
+def _check_configurations(given: Any, call: str) -> None:
     wrong = not isinstance(given, list | tuple) or any(
         not isinstance(one, LogicalDeviceConfiguration) for one in given
     )
@@ -128,13 +129,11 @@ def _configurations(given: Any, call: str) -> Sequence[LogicalDeviceConfiguratio
         raise InvalidArgumentError(
             f"{call}: logical_devices must not be empty; [LogicalDeviceConfiguration()] is one CPU"
         )
-    configurations: Sequence[LogicalDeviceConfiguration] = given
-    for one in configurations:
+    for one in given:
         if one.memory_limit is not None:
             raise InvalidArgumentError(
                 f"{call}: a CPU takes no memory_limit, got {one.memory_limit!r}; leave it out"
             )
-    return configurations
 
 
 def get_logical_device_configuration(device: Any) -> list[LogicalDeviceConfiguration] | None:
@@ -164,6 +163,4 @@ def _kinds(device_type: str | None, call: str) -> Sequence[str]:
 
 
 if not TYPE_CHECKING:  # A type checker would take any name.
-
-    def __getattr__(name: str) -> NoReturn:
-        raise missing_from_module("config", name, __all__)
+    __getattr__ = refuse_names("config", __all__)

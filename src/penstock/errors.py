@@ -29,7 +29,7 @@ error at the same place does: catch `InvalidArgumentError`, `InvalidTypeError` o
 import typing
 from collections import abc
 
-from penstock.missing_names import missing_from_module
+from penstock.missing_names import refuse_names
 
 __all__ = [
     "OpError",
@@ -403,6 +403,4 @@ _KINDS: tuple[tuple[type[OpError], type[BaseException] | tuple[type[BaseExceptio
 
 
 if not typing.TYPE_CHECKING:  # A type checker would take any name.
-
-    def __getattr__(name: str) -> typing.NoReturn:
-        raise missing_from_module("errors", name, __all__)
+    __getattr__ = refuse_names("errors", __all__)

@@ -1,14 +1,12 @@
 """`Optional`, which TensorFlow keeps under this name."""
 
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from penstock.element.optional import Optional
-from penstock.missing_names import missing_from_module
+from penstock.missing_names import refuse_names
 
 __all__ = ["Optional"]
 
 
 if not TYPE_CHECKING:  # A type checker would take any name.
-
-    def __getattr__(name: str) -> NoReturn:
-        raise missing_from_module("experimental", name, __all__)
+    __getattr__ = refuse_names("experimental", __all__)

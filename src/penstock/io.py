@@ -1,6 +1,6 @@
 """Files and records: what the file readers of `penstock.data` read, written and decoded."""
 
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from penstock.engine.formats.examples.features import (
     FixedLenFeature,
@@ -26,7 +26,7 @@ from penstock.engine.formats.images import (
 from penstock.engine.formats.table_writers import ArrowWriter, ParquetWriter
 from penstock.engine.formats.tar import TarWriter
 from penstock.engine.formats.tfrecord import TFRecordOptions, TFRecordWriter
-from penstock.missing_names import missing_from_module
+from penstock.missing_names import refuse_names
 
 __all__ = [
     "TFRecordOptions",
@@ -56,6 +56,4 @@ __all__ = [
 
 
 if not TYPE_CHECKING:  # A type checker would take any name.
-
-    def __getattr__(name: str) -> NoReturn:
-        raise missing_from_module("io", name, __all__)
+    __getattr__ = refuse_names("io", __all__)
