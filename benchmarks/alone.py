@@ -36,7 +36,7 @@ class ProbeError(Exception):
 
 
 def resume(quick: bool) -> tuple[list[Row], bool]:
-    """Milliseconds to go on from 10%, 50% and 90% of a shuffled epoch."""
+    """Milliseconds to continue from 10%, 50% and 90% of a shuffled epoch."""
     n = 1_000_000 if quick else 10_000_000
     table: list[Row] = [("pipeline", "n", "at", "ms", "limit", "state, bytes", "limit", "verdict")]
     well = True
@@ -96,7 +96,7 @@ def figures(quick: bool) -> tuple[list[Row], bool]:
     readers = found["leases"] / (LEASES_PER_SECOND + BEATS_PER_SECOND)
     for name, text in (
         ("the very first element of a process, s", f"{found['first']:.3f}"),
-        ("longest gap when nobody is killed, s", f"{found['gap']:.3f}"),
+        ("longest gap when no process is killed, s", f"{found['gap']:.3f}"),
         ("leases per second, with a journal", f"{found['leases']:,.0f}"),
         ("busy readers of named jobs that this is enough for", f"{readers:,.0f}"),
         ("or readers of jobs of their own", f"{found['leases'] / BEATS_PER_SECOND:,.0f}"),

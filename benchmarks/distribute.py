@@ -31,7 +31,7 @@ DISTRIBUTE = Suite(
     "step",
     """A step is one `next(iterator)` of what `MirroredStrategy.experimental_distribute_dataset`
 gives: a batch of 256 rows, cut for all replicas. The iterator is made in the first pass, which is
-given apart, and goes on in the others. tf.distribute, called eagerly, is slower where the data may
-end: it then asks at every step whether there is one.""",
+given apart, and continues in the others. tf.distribute, called eagerly, is slower where the data
+may end: it then asks at every step whether there is one.""",
     tuple(map(workload, REPLICAS)),
 )

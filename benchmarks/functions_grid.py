@@ -71,7 +71,7 @@ def measure(name: str, setting: Setting, warm: float, seconds: float) -> dict[st
     next(iterator)
     started = changed = now = perf_counter()
     elements, last, since = 0, setting_of(iterator), 0.0
-    while now - started < warm + seconds:
+    while not now > since > 0.0 or now - started < warm + seconds:
         batch = next(iterator)
         now = perf_counter()
         if now - started >= warm:

@@ -21,7 +21,8 @@ LOST_CONNECTION = "Gloo connectFullMesh failed"
 
 def run_program(words: list[str], folder: Path, **own: str) -> subprocess.CompletedProcess[str]:
     """Runs Python with these words, again if the processes of torch could not connect."""
-    environment = _environment() | {"KERAS_HOME": str(folder)} | own
+    # The fault handler says in which calls the threads of a program were that aborts.
+    environment = _environment() | {"KERAS_HOME": str(folder), "PYTHONFAULTHANDLER": "1"} | own
     for _ in range(3):
         result = subprocess.run(
             [sys.executable, *words], cwd=folder, capture_output=True, text=True, env=environment

@@ -42,8 +42,12 @@ LOADED_WHEN_NEEDED = {
     *("asyncio", "bz2", "tarfile", "tempfile", "zipfile", "pyarrow", "torch", "jax", "keras"),
     *("opentelemetry", "ray", "sqlite3", "tensorflow"),
 }
-# What is heavy of ours: it loads msgspec, which only distributed datasets need, or cryptography.
-HEAVY_ROOMS = ("penstock.service.", "penstock.launch.", "penstock.cli.certificates")
+# What is heavy of ours: it loads msgspec, which only distributed datasets need, or cryptography
+# or rich.
+HEAVY_ROOMS = (
+    *("penstock.service.", "penstock.launch."),
+    *("penstock.cli.certificates", "penstock.cli.doctor", "penstock.cli.top"),
+)
 # What `import penstock` may load besides the standard library.
 LOADED_AT_IMPORT = {"penstock", "numpy", "optree", "typing_extensions"}
 # What `import penstock` must not load beyond NumPy: each takes several milliseconds.
@@ -265,25 +269,24 @@ def test_names_are_imported_from_the_module_that_defines_them() -> None:
     assert facades == FACADES, "import from the defining module; remove what is mended from FACADES"
 
 
-def test_import_loads_only_numpy_and_optree() -> None:
+def loaded_by_penstock(before: str) -> set[str]:
+    """The modules that `import penstock` loads after an import of `before`."""
     program = (
-        "import sys; before = set(sys.modules); import penstock;"
-        "print(*{name.split('.')[0] for name in set(sys.modules) - before})"
-    )
-    loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert loaded.returncode == 0, loaded.stderr
-    names = set(loaded.stdout.split())
-    assert names - set(sys.stdlib_module_names) <= LOADED_AT_IMPORT
-
-
-def test_import_loads_no_heavy_module() -> None:
-    program = (
-        "import sys, numpy; before = set(sys.modules); import penstock;"
+        f"import sys, {before}; before = set(sys.modules); import penstock;"
         "print(*set(sys.modules) - before)"
     )
     loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert loaded.returncode == 0, loaded.stderr
-    names = loaded.stdout.split()
+    return set(loaded.stdout.split())
+
+
+def test_import_loads_only_numpy_and_optree() -> None:
+    names = {name.split(".")[0] for name in loaded_by_penstock("sys")}
+    assert names - set(sys.stdlib_module_names) <= LOADED_AT_IMPORT
+
+
+def test_import_loads_no_heavy_module() -> None:
+    names = loaded_by_penstock("numpy")
     assert HEAVY_MODULES.isdisjoint(names)
     assert "penstock.data" in names
     assert "penstock.distribute" not in names

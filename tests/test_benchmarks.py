@@ -18,6 +18,7 @@ from benchmarks import (
     functions,
     functions_grid,
     functions_ways,
+    light_clients,
     record,
     remote,
     report,
@@ -34,7 +35,9 @@ from benchmarks.peers.serve import contents, leaves_of, timed
 from benchmarks.peers.steps import Stretch
 from benchmarks.rounds import Result
 from benchmarks.workloads import Rival, Suite, Workload
+from penstock.data.experimental import service
 from penstock.distribute import PerReplica
+from tests.integration.clusters import until
 
 
 @pytest.mark.parametrize("suite", SUITES.values(), ids=SUITES.keys())
@@ -198,6 +201,16 @@ def test_light_clients_read_from_a_real_dispatcher() -> None:
     assert found["elements"] > 0
     assert found["errors"] == 0
     assert "requests per second" in control.table(chosen, found)
+
+
+def test_light_workers_send_heartbeats() -> None:
+    counts = light_clients.Counts()
+    with service.DispatchServer() as dispatcher:
+        address = dispatcher.target.partition("://")[2]
+        client = light_clients.CountedClient(address, counts)
+        worker = light_clients.LightWorker("w").open(client)
+        until(lambda: counts.total().get("WorkerHeartbeat", 0) >= 2)
+        worker.stop()
 
 
 @pytest.mark.parametrize(

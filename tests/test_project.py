@@ -3,6 +3,7 @@
 import ast
 import re
 import tomllib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -87,18 +88,96 @@ def test_only_tests_about_time_sleep() -> None:
     assert {name for name, source in TESTS.items() if calls.search(source)} == SLEEPING
 
 
-def returns_early(test: ast.FunctionDef) -> bool:
-    """Whether a branch of the test returns, so that some parameters check nothing."""
-    branches = [each for each in test.body if isinstance(each, ast.If)]
-    return any(isinstance(branch.body[-1], ast.Return) for branch in branches)
+Test = ast.FunctionDef | ast.AsyncFunctionDef
 
 
-def test_no_test_returns_early() -> None:
+def find_tests(source: str) -> Iterator[Test]:
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, Test) and node.name.startswith("test_"):
+            yield node
+
+
+def find_own(node: ast.AST) -> Iterator[ast.AST]:
+    """What is in a test, without the functions and classes that it defines."""
+    for child in ast.iter_child_nodes(node):
+        if not isinstance(child, Test | ast.Lambda | ast.ClassDef):
+            yield child
+            yield from find_own(child)
+
+
+def returns(test: Test) -> bool:
+    """Whether a test may end before its last line, without a failure."""
+    return any(isinstance(node, ast.Return) for node in find_own(test))
+
+
+def always_holds(test: Test) -> bool:
+    """Whether an assertion of the test is true whatever the code does."""
+    return any(is_true(node.test) for node in find_own(test) if isinstance(node, ast.Assert))
+
+
+def is_true(condition: ast.expr) -> bool:
+    match condition:
+        case ast.Constant(value):
+            return bool(value)
+        case ast.Tuple(parts) | ast.List(parts):
+            return bool(parts)
+        case ast.JoinedStr() | ast.Lambda() | ast.GeneratorExp():
+            return True
+        case ast.BoolOp(ast.Or(), parts):
+            return any(map(is_true, parts))
+        case ast.Compare(left, [ast.Eq() | ast.Is() | ast.LtE() | ast.GtE()], [right]):
+            # Two calls may return different values: that is what such a test is about.
+            has_call = any(isinstance(node, ast.Call) for node in ast.walk(left))
+            return not has_call and ast.dump(left) == ast.dump(right)
+    return False
+
+
+@pytest.mark.parametrize(
+    ("is_wrong", "remedy"),
+    [
+        (returns, "filter the parameters, or use hypothesis.assume or hypothesis.reject"),
+        (always_holds, "compare what the code returns with what it must return"),
+    ],
+)
+def test_every_test_can_fail(is_wrong: Callable[[Test], bool], remedy: str) -> None:
     found = [
-        f"{name}::{node.name}"
+        f"{name}::{test.name}"
         for name, source in TESTS.items()
-        for node in ast.walk(ast.parse(source))
-        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
-        if returns_early(node)
+        for test in find_tests(source)
+        if is_wrong(test)
     ]
-    assert found == [], "filter the parameters instead"
+    assert found == [], remedy
+
+
+@pytest.mark.parametrize(
+    ("body", "is_wrong"),
+    [
+        ("if x: return", returns),
+        ("for x in y:\n        if x: return\n        assert f(x)", returns),
+        ("try: f()\n    except OSError: return", returns),
+        ("assert x == x", always_holds),
+        ("assert x.y is x.y", always_holds),
+        ("assert (x == 1, 'message')", always_holds),
+        ("assert f(x) or True", always_holds),
+        ("assert (f(x) for x in y)", always_holds),
+        ("if x:\n        assert 'text'", always_holds),
+    ],
+)
+def test_what_cannot_fail_is_found(body: str, is_wrong: Callable[[Test], bool]) -> None:
+    (test,) = find_tests(f"def test_name(x, y):\n    {body}\n")
+    assert is_wrong(test)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "assert f(x) == f(x)",
+        "def f():\n        return x\n    assert f() == 1",
+        "assert x == y or f(x)",
+        "assert x",
+    ],
+)
+def test_what_can_fail_is_not_found(body: str) -> None:
+    (test,) = find_tests(f"def test_name(x, y):\n    {body}\n")
+    assert not returns(test)
+    assert not always_holds(test)

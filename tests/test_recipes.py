@@ -37,5 +37,5 @@ def test_program_runs_and_prints_what_is_shown(
         launcher, *words = shlex.split(command)
         (tmp_path / words[-1]).write_text(program, encoding="utf-8")
         result = run_program(["-m", MODULES[launcher], *words], tmp_path)
-    assert result.returncode == 0, result.stderr
+    assert result.returncode == 0, result.stdout + result.stderr
     assert not printed or result.stdout == printed

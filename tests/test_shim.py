@@ -179,6 +179,7 @@ class TestConstant:
         assert tf.constant(["a", b"b"]).tolist() == [b"a", b"b"]
         assert tf.constant([], "string").dtype == object
         assert tf.constant("a", shape=[2]).tolist() == [b"a", b"a"]
+        assert tf.constant("a\0", shape=[2]).tolist() == [b"a\0", b"a\0"]
 
     def test_shape(self):
         same(tf.constant([1, 2, 3, 4], shape=(2, 2)), [[1, 2], [3, 4]], np.int32)

@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from tests.conformance.cases import Case, load
 from tests.conformance.programs import Outcome, run
@@ -17,10 +17,17 @@ from tests.conformance.programs import Outcome, run
 
 def run_apart(cases: Sequence[Case], seconds: float = 0) -> Iterator[tuple[Case, Outcome]]:
     """Each case with its outcome; a program hangs after `seconds` (0: it may take any time)."""
+    return run_by_turns(cases, lambda left: _one_child(left, seconds))
+
+
+def run_by_turns(
+    cases: Sequence[Case], run_some: Callable[[list[Case]], Iterator[Outcome]]
+) -> Iterator[tuple[Case, Outcome]]:
+    """Each case with its outcome; `run_some` is called again with the cases that it left."""
     left = list(cases)
     while left:
         done = 0
-        for outcome in _one_child(left, seconds):
+        for outcome in run_some(left):
             yield left[done], outcome
             done += 1
         del left[:done]

@@ -16,7 +16,7 @@ from typing import Any
 
 from penstock.distribute.multiworker import MultiWorkerMirroredStrategy
 from penstock.errors import DisagreementError
-from tests.conformance.apart import death
+from tests.conformance.apart import death, run_by_turns
 from tests.conformance.cases import Case, load
 from tests.conformance.oracle_helpers import free_port
 from tests.conformance.programs import Outcome, run
@@ -25,13 +25,7 @@ from tests.programs import ForkedProgram
 
 def run_together(cases: Sequence[Case], seconds: float = 0) -> Iterator[tuple[Case, Outcome]]:
     """Each case with its outcome; all cases must be for the same number of workers."""
-    left = list(cases)
-    while left:
-        done = 0
-        for outcome in _one_team(left, seconds):
-            yield left[done], outcome
-            done += 1
-        del left[:done]
+    return run_by_turns(cases, lambda left: _one_team(left, seconds))
 
 
 def _one_team(cases: list[Case], seconds: float) -> Iterator[Outcome]:
