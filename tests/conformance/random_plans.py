@@ -127,8 +127,7 @@ def take_repeat(draw: Any, plan: Node) -> Node:
 
 
 def cache(draw: Any, plan: Node) -> Node:
-    """Only of what is the same in every epoch: what a cache keeps depends on who fills it."""
-    return plan if plan.by_epoch or endless_inside(plan) else n.Cache(plan, "", n.Store())
+    return plan if endless_inside(plan) else n.Cache(plan, "", n.Store())
 
 
 def mixed(draw: Any, parts: tuple[Node, ...]) -> Node:

@@ -394,6 +394,7 @@ OPERATORS: dict[str, Callable[[Node], Node]] = {
     "prefetch of prefetch": lambda s: n.Prefetch(n.Batch(n.Prefetch(s, 1), 2), 1),
     "cache": lambda s: n.Cache(s, "", n.Store()),
     "repeat cached": lambda s: n.Repeat(n.Cache(s, "", n.Store()), 2),
+    "repeat cached shuffle": lambda s: n.Repeat(n.Cache(n.Shuffle(s, 9, 1), "", n.Store()), 3),
     "options": lambda s: n.WithOptions(n.Batch(s, 2), Options()),
 }
 

@@ -93,7 +93,9 @@ def items(plan: n.Node, epoch: Epoch = (0,)) -> Items:
             return chosen_from(source, others, stop)
         case n.Mix():
             return mixed(plan, epoch)
-        case n.Cache() | n.Distribute():
+        case n.Cache():
+            return items(plan.input, tuple(0 for _ in epoch))  # Of the first pass.
+        case n.Distribute():
             return source
     raise AssertionError(f"the model does not know {plan.label}")
 

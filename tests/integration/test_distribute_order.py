@@ -138,6 +138,14 @@ def test_going_on_from_a_state_keeps_the_order_of_files(cluster, folder, name, m
             next(iterator, None)
 
 
+@pytest.mark.parametrize("repetitions", [1, 2])
+def test_every_epoch_behind_a_cache_has_the_local_order(cluster, repetitions):
+    cached = Dataset.range(40).shuffle(40, seed=3).cache().repeat(repetitions)
+    local, made = cached.batch(7), cached.batch(7).apply(cluster.distribute())
+    for _ in range(3):
+        assert list(map(repr, made)) == list(map(repr, local))
+
+
 def test_readers_of_a_job_share_the_records_of_files_by_parts(cluster, folder, monkeypatch):
     monkeypatch.setattr(parts, "PART_BYTES", 500)
     dataset = TFRecordDataset(names(folder, "nested"))

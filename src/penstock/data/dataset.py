@@ -1571,6 +1571,8 @@ class Dataset(PublicNames, metaclass=_DatasetClass):
     def cache(self, filename: Any = "", name: str | None = None) -> Dataset:
         """The elements, kept once the first complete pass has made them.
 
+        Every pass has the order of the first one, also behind a shuffle.
+
         Args:
             filename: Where to keep them, as an Arrow IPC file; in memory if empty.
 

@@ -58,6 +58,8 @@ class Context:
 
     environment: Environment
     epoch: Epoch = (0,)
+    first_epoch: Epoch = (0,)
+    """The epoch of the first pass, which fills caches."""
     key: int = 0
     options: Options = field(default_factory=Options)
     meters: Meters = field(default_factory=Meters)
@@ -81,15 +83,24 @@ class Context:
     """Whether this is one repetition of a `repeat` without an end."""
 
     def repetition(self, number: int, endless: bool = False) -> Context:
-        return replace(self, epoch=(*self.epoch, number), endless=endless)
+        epoch, first = (*self.epoch, number), (*self.first_epoch, 0)
+        return replace(self, epoch=epoch, first_epoch=first, endless=endless)
+
+    def first_pass(self) -> Context:
+        """For the input of a cache, of which every pass hands on the elements of the first one.
+
+        So a pass that fills the cache again, in another process or from a state, finds the same
+        elements in the same order.
+        """
+        return replace(self, epoch=self.first_epoch)
 
     def inside(self, number: int) -> Context:
         """For a dataset that a function made of element `number`."""
         key = derive(self.key, *self.epoch, number)
         meters = self.meters.inner()
         epoch = (*self.epoch, number)
-        inner = replace(self, epoch=epoch, key=key, meters=meters, in_order=True)
-        return replace(inner, numbered=False, endless=False, trail=None)
+        inner = replace(self, epoch=epoch, first_epoch=epoch, key=key, meters=meters)
+        return replace(inner, in_order=True, numbered=False, endless=False, trail=None)
 
     @property
     def inline(self) -> bool:

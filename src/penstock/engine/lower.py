@@ -108,7 +108,8 @@ def _open_operator(node: Node, state: State, context: Context) -> Stream:
     """
     match node:
         case nodes.Cache(source):
-            return buffering.CacheStream(node, lambda at: open_plan(source, at, context), state)
+            first = context.first_pass()
+            return buffering.CacheStream(node, lambda at: open_plan(source, at, first), state)
         case nodes.Snapshot(source):
             return buffering.snapshot(node, source, context, open_plan, state)
         case nodes.Distribute():

@@ -183,7 +183,9 @@ def simplify(
     if node.loose or not _can_be_searched(node, state):
         search.fail()
     match node:
-        case nodes.Map() | nodes.Scan() | nodes.Enumerate() | nodes.Cache():
+        case nodes.Cache():
+            return node.input, states_of(node, state)[1][0], context.first_pass()
+        case nodes.Map() | nodes.Scan() | nodes.Enumerate():
             own, below = states_of(node, state)
             if isinstance(node, nodes.Map) and isinstance(own, list) and any(own[1:]):
                 search.fail()
@@ -211,7 +213,8 @@ def _simplify_with_values(
     is_ahead = isinstance(node, nodes.Shuffle | nodes.Cache) and state is not None
     if Trait.SAMPLED_BY_INPUT not in node.traits or len(node.inputs) != 1 or is_ahead:
         search.fail()
-    return node.inputs[0], states_of(node, state)[1][0], context
+    below = context.first_pass() if isinstance(node, nodes.Cache) else context
+    return node.inputs[0], states_of(node, state)[1][0], below
 
 
 def _without_trial(

@@ -191,6 +191,33 @@ def test_going_on_within_a_reading_pass(kept: Make, position: int, tmp_path: Pat
     assert len(source.made) == 6
 
 
+@pytest.mark.parametrize("keep", ["memory", "cache", "snapshot"])
+@pytest.mark.parametrize("epoch", [0, 1, 2])
+@pytest.mark.parametrize("position", [0, 1, 5, 9])
+def test_every_pass_behind_a_shuffle_has_the_order_of_the_first(
+    keep: str, epoch: int, position: int, tmp_path: Path
+) -> None:
+    """Also if a new process, which finds nothing kept, resumes a later pass and fills again."""
+
+    def make() -> Dataset:
+        shuffled = Dataset.range(10).shuffle(10, seed=1)
+        if keep == "snapshot":
+            return shuffled.snapshot(tmp_path)
+        return shuffled.cache("" if keep == "memory" else tmp_path / "c")
+
+    dataset = make()
+    order = rest(iter(Dataset.range(10).shuffle(10, seed=1)))
+    assert all(rest(iter(dataset)) == order for _ in range(epoch))
+    iterator = read(dataset, position)
+    state = iterator.state_dict()
+    iterator.close()
+    for file in [path for path in tmp_path.rglob("*") if path.is_file()]:
+        file.unlink()
+    again = make()
+    assert rest(resumed(again, state)) == order[position:]
+    assert all(rest(iter(again)) == order for _ in range(2))
+
+
 @pytest.mark.parametrize("position", range(1, 7))
 def test_what_was_read_is_gone(kept: Make, position: int, tmp_path: Path) -> None:
     """The state of a reading pass resumes without the files, and fills them again."""

@@ -480,7 +480,8 @@ def snapshot(
     begun = state is not None and state["input"] is not None
     info = None if begun else find(folder, "Dataset.snapshot")
     if info is None:
-        return SnapshotStream(node, folder, lambda at: open_plan(source, at, context), state)
+        first = context.first_pass()
+        return SnapshotStream(node, folder, lambda at: open_plan(source, at, first), state)
     plan = _plan_of_snapshot(node, folder, info, context)
     count, at = (0, None) if state is None else (state["count"], state["reader"])
     return SnapshotReadStream(open_plan(plan, at, context.inside(0)), count)

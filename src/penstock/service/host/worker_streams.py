@@ -137,6 +137,7 @@ def plan_stream(plan: Node, work: Work, environment: Environment) -> StreamPlan:
     context = Context(
         environment=environment,
         epoch=(*work.epoch, *copy),
+        first_epoch=(*(0 for _ in work.epoch), *copy),
         key=work.key,
         options=options_of(plan),
         numbered=work.form == Form.TURNS,
