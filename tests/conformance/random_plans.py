@@ -170,6 +170,7 @@ STEPS: dict[str, list[tuple[str, Step]]] = {
         ("number", lambda d, p: e.scanned(p, d(st.sampled_from([e.sums, e.sums_without_3])))),
         ("number", lambda d, p: n.Unique(p)),
         ("number", lambda d, p: n.Concatenate(p, numbers_of(d))),
+        ("number", lambda d, p: n.Concatenate(numbers_of(d), p)),
         ("number", lambda d, p: n.FlatMap(windows(d, p), Function(e.batches_of_one))),
         ("pair", lambda d, p: n.Enumerate(p, d(small))),
         ("pair", lambda d, p: n.Zip((p, numbers_of(d)), nest.PAIR)),

@@ -344,6 +344,10 @@ def kept_some(dataset):
     return dataset.filter(lambda x: x % 3 != 1)
 
 
+def twice(x):
+    return np.array([x, x])
+
+
 DRAWN = {
     "filter": kept_some,
     "flat_map": lambda d: d.flat_map(lambda x: Dataset.range(x % 4)),
@@ -352,6 +356,9 @@ DRAWN = {
     "unbatch some": lambda d: kept_some(d).map(lambda x: np.zeros(x % 4)).unbatch(),
     "ignore_errors": lambda d: d.map(lambda x: 1 // (x % 3)).ignore_errors(),
     "concatenate": lambda d: kept_some(d).concatenate(d).concatenate(kept_some(d)),
+    "concatenate to rows": lambda d: d.concatenate(kept_some(d)),
+    "concatenate to batches": lambda d: d.batch(2).concatenate(kept_some(d).map(twice)).unbatch(),
+    "concatenate to rows, twice": lambda d: d.concatenate(kept_some(d)).concatenate(d).map(abs),
     "parallel": lambda d: kept_some(d).map(lambda x: x, 2).prefetch(2),
     "vectorized": lambda d: kept_some(d).map(lambda x: x, vectorized=True),
     "flat_map picked": lambda d: kept_some(d).flat_map(picked).flat_map(picked),

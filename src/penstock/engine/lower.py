@@ -78,7 +78,9 @@ def open_plan(node: Node, state: State, context: Context) -> Stream:
         )
     if isinstance(node, nodes.Branch):
         opened = open_plan(node.input, state, context)
-        return merging.BranchStream(opened, node.number) if context.numbered else opened
+        if node.number is None or not context.numbered:
+            return opened
+        return merging.BranchStream(opened, node.number)
     meter = context.meters.of(node)
     if node.blocked is None and not isinstance(state, dict):
         position, first = state or 0, None

@@ -46,7 +46,7 @@ def counting_of(piece: Node, operator: Node) -> Counting | None:
     while node is not operator:
         if not node.inputs:
             return None
-        if isinstance(node, Branch):
+        if isinstance(node, Branch) and node.number is not None:
             branches += f"{node.number}."
         functions += bool(node.functions)
         is_last = is_last and _is_one_to_one(node)

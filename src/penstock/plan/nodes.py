@@ -1491,10 +1491,14 @@ class OneRepetition(Node):
 
 @node
 class Branch(Node):
-    """Branch `number` of a plan. Each branch draws its own random numbers."""
+    """Branch `number` of a plan. Each branch draws its own random numbers.
+
+    Without a number it is the branch whose elements have the numbers that they have in its input.
+    It has no random access, as the whole plan has none: operators behind it count in the same way.
+    """
 
     input: Node
-    number: int
+    number: int | None
 
     traits = Trait.ELEMENTWISE
 

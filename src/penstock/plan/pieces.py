@@ -103,7 +103,7 @@ def _concatenate(first: Pieces | None, second: Pieces | None) -> Pieces | None:
 
     def make(number: int) -> Node:
         if number < before:
-            return first.make(number)
+            return nodes.Branch(first.make(number), None)
         return nodes.Branch(make_second(number - before), 1)
 
     return Pieces(streams, make)
