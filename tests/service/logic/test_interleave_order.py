@@ -6,6 +6,7 @@ import random
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -59,8 +60,12 @@ def local(inputs: list[Input], cycle: int, block: int) -> list[str]:
 class Crew:
     """Workers that answer late, in parts, and die; a share of the chunks arrives `damaged`."""
 
-    def __init__(self, streams: list[list[Input]], seed: int, damaged: float = 0.0) -> None:
+    def __init__(
+        self, streams: list[list[Input]], seed: int, damaged: float = 0.0, seconds: float = 0.0
+    ) -> None:
         self.damaged = damaged
+        self.seconds = seconds
+        """How long a worker says that an element takes."""
         self.streams = streams
         self.random = random.Random(seed)
         self.queues: dict[str, list[Ask]] = {"w0": [], "w1": [], "w2": []}
@@ -117,7 +122,7 @@ class Crew:
         if not count:
             rows, count = Failure(ValueError(elements[0][1])), 1
         places = np.array([place for place, _ in elements[:count]])
-        reader.arrive(ask.request, ask.at, Placed(rows, places))
+        reader.arrive(ask.request, ask.at, Placed(rows, places), count * self.seconds)
 
 
 def reading_of(
@@ -206,6 +211,23 @@ def test_short_inputs_share_a_stream() -> None:
     reading.fetcher.asks = counted  # type: ignore[method-assign]
     assert len(read(reading, crew)) == 4000
     assert asked < 200
+
+
+@pytest.mark.parametrize(("seconds", "shares"), [(0.0001, True), (0.05, False)])
+def test_inputs_of_slow_elements_do_not_share_a_stream(seconds: float, shares: bool) -> None:
+    """No element of inputs that share a stream is handed out before all of them have arrived."""
+    whole: list[Input] = [[["a"], ["b"]]] * 200
+    reading = reading_of([whole], (2, 1, len(whole)), Limits())
+    inputs, asks = set(), reading.fetcher.asks
+
+    def noted() -> list[Ask]:
+        made = asks()
+        inputs.update(ask.feed.inputs[1] for ask in made if isinstance(ask.feed, InputFeed))
+        return made
+
+    reading.fetcher.asks = noted  # type: ignore[method-assign]
+    assert len(read(reading, Crew([whole], 3, seconds=seconds))) == 400
+    assert (max(inputs) > 1) == shares
 
 
 def most_waiting(whole: list[Input], limits: Limits) -> int:

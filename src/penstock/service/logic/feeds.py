@@ -39,7 +39,7 @@ LEAST_AHEAD = 2
 """Elements for each worker without which some workers are idle."""
 
 SHORT = 1 << 11
-"""The most elements that inputs of one request have together, if elements are small."""
+"""The most elements that inputs of one request have together, if they are small and not slow."""
 
 
 class Piece(Protocol):
@@ -463,11 +463,16 @@ class Sizes:
     @property
     def whole(self) -> int:
         """How many elements to request of several inputs at once, within the memory limit. Before
-        the first element has arrived, its size is unknown and may be large."""
+        the first element has arrived, its size is unknown and may be large.
+
+        No element of them is handed out before all have arrived, so slow elements are not requested
+        in this way.
+        """
         if not self.element_bytes:
             return DEPTH
         fits = self._nbytes / (2 * max(self.element_bytes, 1))
-        return max(1, min(2 * SHORT, int(fits)))
+        soon = 2 * self._limits.request_seconds / max(self.element_seconds, 1e-9)
+        return max(1, int(min(2 * SHORT, fits, soon)))
 
     def fill_block(self, start: int, count: int) -> int:
         """Up to the end of a block, so that other trainers wait for it and do not compute parts."""
