@@ -6,6 +6,7 @@ other workers, another dispatcher and, for leased elements, another number of cl
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
@@ -414,23 +415,31 @@ _LEASE_ROWS = 1 << 13
 
 
 class Pace:
-    """How fast the user consumes elements."""
+    """How fast the user consumes elements: a mean over about the last `timing.LEASED_WORK`.
+
+    A mean over time, because slow elements may arrive together. The time between two of these says
+    nothing about the next ones.
+    """
 
     def __init__(self) -> None:
         self.total = 0
-        self._rate = 0.0
+        self._elements = self._seconds = 0.0
+        """What was handed out in that time; earlier elements and seconds count for less."""
         self._last: float | None = None
 
     def note(self, count: int, now: float) -> None:
         """`count` elements were handed out at the time `now`."""
         self.total += count
         if self._last is not None:
-            rate = count / max(now - self._last, 1e-6)
-            self._rate = rate if not self._rate else 0.5 * (self._rate + rate)
+            # A longer pause of the user says nothing about the pace after it.
+            elapsed = min(max(now - self._last, 1e-6), timing.LONGEST_LEASED_WORK)
+            remains = math.exp(-elapsed / timing.LEASED_WORK)
+            self._elements = remains * self._elements + count
+            self._seconds = remains * self._seconds + elapsed
         self._last = now
 
     def count_in(self, seconds: float) -> int:
-        return int(self._rate * seconds)
+        return int(self._elements / self._seconds * seconds) if self._seconds else 0
 
 
 class LeaseRequests:
