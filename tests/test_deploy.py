@@ -167,6 +167,33 @@ def test_manifests_have_what_a_cluster_needs(capsys: pytest.CaptureFixture[str])
     assert (scaler["minReplicas"], scaler["maxReplicas"]) == (2, 9)
 
 
+def test_a_worker_has_its_name_also_while_its_pod_is_not_ready(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Readers ask a worker as soon as it has joined, and while it leaves."""
+    found = manifests(rendered(capsys, "kubernetes", "--image", "train"))
+    assert found["Service/penstock-workers"]["spec"]["publishNotReadyAddresses"] is True
+
+
+@pytest.mark.parametrize(("workers", "replicas"), [("3", 3), ("3..3", 3), ("3..9", None)])
+def test_applying_manifests_again_does_not_change_what_an_autoscaler_chose(
+    capsys: pytest.CaptureFixture[str], workers: str, replicas: int | None
+) -> None:
+    found = manifests(rendered(capsys, "kubernetes", "--image", "train", "--workers", workers))
+    assert found["Deployment/penstock-workers"]["spec"].get("replicas") == replicas
+
+
+def test_words_that_yaml_would_read_as_other_values_stay_words(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = ["--image", "12", "--name", "on", "--namespace", "null", "--storage-class", "1.5"]
+    found = manifests(rendered(capsys, "kubernetes", *words))
+    for each in found.values():
+        kubernetes_validate.validate(each, kubernetes_validate.latest_version(), strict=True)
+        assert each["metadata"]["namespace"] == "null"
+    assert container_of(found["Deployment/on-workers"])["image"] == "12"
+
+
 def test_the_commands_of_the_manifests_start_a_service(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

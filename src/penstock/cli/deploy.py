@@ -2,7 +2,8 @@
 
 A file is printed, not applied: its user reads it, changes it and keeps it. The templates beside
 this module are such files with names for what differs. All values are checked before they are put
-into a template, so no value needs quotes.
+into a template, so no value contains quotes. Words stand between quotes there, because YAML reads
+some of them as other values: on, null, 12.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ def kubernetes(given: argparse.Namespace) -> int:
     storage_class = ""
     if given.storage_class is not None:
         chosen = _check_text("--storage-class", given.storage_class, r"[a-z0-9.-]+", "a name")
-        storage_class = f"        storageClassName: {chosen}\n"
+        storage_class = f'        storageClassName: "{chosen}"\n'
+    # Where an autoscaler chooses the number, applying the file again must not change it.
+    replicas = f"  replicas: {least}\n" if most == least else ""
     values = {
         "name": name,
         "namespace": namespace,
@@ -40,6 +43,7 @@ def kubernetes(given: argparse.Namespace) -> int:
         "dispatcher": f"{name}-dispatcher.{namespace}.svc.{domain}",
         "workers_domain": f"{name}-workers.{namespace}.svc.{domain}",
         "least_workers": str(least),
+        "replicas": replicas,
         "most_workers": str(most),
         "cpus": _quantity("--worker-cpus", given.worker_cpus),
         "memory": _quantity("--worker-memory", given.worker_memory),
