@@ -556,6 +556,46 @@ def test_a_client_that_does_not_read_does_not_hold_up_a_worker_that_leaves(
         assert old.gate.wait(60)
 
 
+def test_a_successor_that_stops_to_read_does_not_hold_up_the_stream(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It has read a state and is suspended then; the last state does not fit into the socket."""
+    monkeypatch.setattr(timing, "SWITCH", 0.05)
+    monkeypatch.setattr(timing, "SHORT_COPY", 60.0)
+    monkeypatch.setattr(timing, "WORKER_SILENCE", 10.0)  # The system does not end the connection.
+    suspended, go = threading.Event(), threading.Event()
+    add_state, receive = FetchServer._add_state, FetchServer._receive
+
+    def suspend(server: FetchServer, part: AddState) -> Any:
+        if part.mark is not None:
+            suspended.set()
+        return add_state(server, part)
+
+    def stop_to_read(server: FetchServer) -> None:
+        if suspended.is_set() and server._owner is new.tasks:
+            go.wait()
+        receive(server)
+
+    large = Dataset.range(COUNT).scan(np.zeros(1 << 21), lambda total, x: (total + x, x))
+    with peers(large) as (old, new):
+        monkeypatch.setattr(FetchServer, "_add_state", suspend)
+        monkeypatch.setattr(FetchServer, "_receive", stop_to_read)
+        monkeypatch.setattr(timing, "MARK", 0.0)  # There is a mark when the move begins.
+        reader = Reader(old, new.info)
+        for start in range(4):
+            reader.read(start)
+        thread = threading.Thread(target=lambda: leave(old, reader, 4), daemon=True)
+        thread.start()
+        thread.join(20)
+        go.set()
+        assert not thread.is_alive()
+        assert suspended.is_set()
+        # Its last element brings the state, as if nothing could move.
+        assert reader.mark is not None
+        assert (reader.mark.worker, reader.mark.ordinal) == ("", len(reader.found))
+        assert old.gate.wait(60)
+
+
 def test_a_stream_that_ends_meanwhile_needs_no_move(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(moves, "StateSender", None)  # None is made.
     with peers(buffered(held=COUNT)) as (old, new):

@@ -16,7 +16,7 @@ import logging
 import math
 import selectors
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from typing import Any, NamedTuple
 
 import msgspec
@@ -90,6 +90,10 @@ class Move:
         """Once it is not pending: the mark from which the successor continues; None if there is
         none."""
         self._has_failed = False
+        self._connection: Connection | None = None
+        """While it is open: that to the successor."""
+        self._step_until = until
+        """When the step that is under way takes too long."""
 
     def allows_element(self, seconds: float) -> bool:
         """Whether another element may be begun; a thread asks that has made one in `seconds`.
@@ -107,11 +111,23 @@ class Move:
             self.is_pending, self.mark = False, mark
             self._changed.notify_all()
 
+    def give_up(self, now: float) -> None:
+        """Ends the connection to the successor if a step takes too long.
+
+        Another thread calls this: a successor that does not read blocks the thread that sends.
+        """
+        with self._changed:
+            if self._connection is not None and now > self._step_until:
+                self._connection.abort()
+
     def run(self) -> None:
         """Moves the stream; returns when the move is not pending any more."""
         try:
             connection = self._connect(self._successor, self._work)
-            with closing(StateSender(connection, self._runtime)) as sender:
+            with (
+                closing(StateSender(connection, self._runtime)) as sender,
+                self._watched(connection),
+            ):
                 sender.open(self._work, self._until)
                 self._copy(sender)
         except (OpError, OSError) as error:
@@ -120,6 +136,17 @@ class Move:
         finally:
             with self._changed:
                 self._end(None)
+
+    @contextmanager
+    def _watched(self, connection: Connection) -> Iterator[None]:
+        """Lets `give_up` end the connection during the block."""
+        with self._changed:
+            self._connection = connection
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._connection = None
 
     def _log_failure(self, error: Exception) -> None:
         worker = self._stream.worker
@@ -147,7 +174,8 @@ class Move:
                 if cursor is None or (saved := self._save(cursor)) is None:
                     return
                 if seconds <= timing.SHORT_COPY or not left:
-                    sender.send(saved, self._runtime.now() + timing.SWITCH)
+                    self._step_until = self._runtime.now() + timing.SWITCH
+                    sender.send(saved, self._step_until)
                     self._hand_over(Mark(saved.ordinal, b"", self._successor.worker))
                     return
             seconds = sender.send(saved, self._until)
