@@ -238,6 +238,35 @@ def test_the_consumers_of_a_coordinated_read_continue_where_the_stream_was() -> 
         assert sorted(made) == expected[19:]
 
 
+def test_a_worker_stays_until_a_slow_consumer_has_what_was_made_for_it() -> None:
+    """The state that has moved is behind these elements."""
+    made: list[int] = []
+    dataset = buffered(made=made.append)
+    expected = [int(x) for x in dataset]
+    with peers(dataset) as (old, new):
+        works = [msgspec.structs.replace(WORK, consumers=2, consumer=c) for c in range(2)]
+        fast, slow = (Reader(old, new.info, work=work) for work in works)
+        for number in range(20):
+            fast.read(number)
+            if number < 5:
+                slow.read(number)
+        until(lambda: all(s._doing is None for s in old.gate.reporter.servers))
+        made.clear()
+        old.gate.close()
+        while not slow.mark:
+            slow.receive(Progress)
+        assert not old.gate.wait(0.05)
+        number = 5
+        while number < slow.mark.ordinal:
+            assert isinstance(slow.read(number), Done)
+            number += 1
+        assert old.gate.wait(60)
+        assert slow.found == expected[1 : 2 * number : 2]
+        assert made == []
+        assert Reader(new, work=works[1]).read_all(number) == expected[2 * number + 1 :: 2]
+        assert set(made) <= set(expected[2 * number - 1 :])
+
+
 def test_a_client_learns_where_a_stream_continues_before_its_requests_are_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

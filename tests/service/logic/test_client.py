@@ -661,6 +661,36 @@ def test_the_worker_that_has_the_state_of_a_stream_continues_it(told: str) -> No
     assert again[0].feed.marks.successor == "", "it is of no use any more"
 
 
+def test_a_leaving_worker_is_asked_for_what_it_has_made_for_other_consumers() -> None:
+    reader, asks = read_with("u", "v")
+    reader.leaving.add("u")
+    reader.begin_move(asks[0].feed, "u")
+    for ask in asks:
+        reader.arrive(ask.request, ask.start, Elements(0, ask.start, ask.stop))
+        reader.done(ask.request, None)
+    reader.end_move(asks[0].feed, Mark(7, b"", "v"), "u")
+    behind = reader.asks()
+    assert [(ask.worker, ask.start, ask.stop) for ask in behind] == [("u", 5, 6), ("u", 6, 7)]
+    for ask in behind:
+        reader.arrive(ask.request, ask.start, Elements(0, ask.start, ask.stop))
+        reader.done(ask.request, None)
+    assert {(ask.worker, ask.start >= 7) for ask in reader.asks()} == {("v", True)}
+
+
+def test_what_a_leaving_worker_no_longer_has_is_asked_of_its_successor() -> None:
+    reader, asks = read_with("u", "v")
+    reader.leaving.add("u")
+    reader.begin_move(asks[0].feed, "u")
+    for ask in asks:
+        reader.arrive(ask.request, ask.start, Elements(0, ask.start, ask.stop))
+        reader.done(ask.request, None)
+    reader.end_move(asks[0].feed, Mark(7, b"", "v"), "u")
+    behind = reader.asks()
+    for ask in behind:
+        reader.refuse(ask.request, UnavailableError("it stops"), elsewhere=True)
+    assert {ask.worker for ask in reader.asks()} == {"v"}
+
+
 def test_a_stream_that_its_worker_refuses_moves_no_longer() -> None:
     """What happened to its state is not known: the worker may have failed to send it."""
     reader, asks = read_with("u", "v")

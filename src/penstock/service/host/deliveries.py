@@ -315,7 +315,7 @@ class Deliveries:
                     self._fetcher.begin_move(feed, link.worker)
         for moved in news.moved:
             if (feed := link.feeds.get(moved.task)) is not None:
-                self._fetcher.end_move(feed, moved.mark)
+                self._fetcher.end_move(feed, moved.mark, link.worker)
 
     def _process_rows(self, rows: Rows, columns: list[Any]) -> None:
         if self._traces is not None:

@@ -207,6 +207,12 @@ class FetchServer:
                     self._waiting.remove(fetch)
                     self._end_request(fetch.request)
 
+    def is_behind(self, stream: WorkerStream, mark: Mark) -> bool:
+        """Whether the client has not yet requested elements of a stream that are before a mark."""
+        with self._turn:
+            tasks = [task for task in self._tasks.values() if task.moving_stream is stream]
+        return any(task.is_behind(mark) for task in tasks)
+
     def give_up(self, before: float) -> None:
         """Ends the connection if it has been sending since `before`: the client does not read.
 
@@ -629,10 +635,22 @@ class FetchGate:
                 move.run()
                 for server in self.reporter.servers:
                     server.hand_back()  # Clients that wait for nothing learn of it, too.
+                self._wait_for_last(stream, move)
             finally:
                 self.leave()
 
         self._runtime.start(run, "penstock-move")
+
+    def _wait_for_last(self, stream: WorkerStream, move: Move) -> None:
+        """Waits until every consumer of a coordinated read has requested what was made for it.
+
+        The successor would have to compute these elements again, from an earlier mark.
+        """
+        while move.mark is not None and self._runtime.now() < self._until:
+            if not any(s.is_behind(stream, move.mark) for s in self.reporter.servers):
+                return
+            with self._changed:
+                self._changed.wait(timing.HAND_BACK)
 
     def close(self, seconds: float | None = None) -> None:
         """Accepts no more fetches, and hands back the accepted ones that were not begun.

@@ -192,6 +192,8 @@ class Task:
         """Elements of a state that a worker which leaves is sending."""
         self._was_idle = False
         self._idle_mark: Mark | None = None
+        self._asked = 0
+        """Every element before it was requested, or the client needs none of them."""
         self.is_told = False
         """Whether the client knows from where another worker continues."""
 
@@ -208,6 +210,7 @@ class Task:
         The client has already asked for the elements up to `horizon`, in order.
         """
         shared = self._join()
+        self._asked = stop
         if shared.is_unshared:
             return self._fetch_unshared(shared, start, stop, max(stop, horizon), is_cancelled)
         shared.add_mark(mark)
@@ -243,6 +246,13 @@ class Task:
         """Whether the stream keeps element `number`, so that it can be sent at once."""
         shared = self._shared
         return shared is not None and shared.has_block(self._stride.ordinal(number))
+
+    def is_behind(self, mark: Mark) -> bool:
+        """Whether its client has not yet requested all that was made before a mark.
+
+        Other consumers of a coordinated read have these elements already.
+        """
+        return self._stride.of > 1 and self._asked < self._stride.count(mark.ordinal)
 
     def renumber(self, mark: Mark) -> Mark:
         """A mark of the stream, before the first element of this task that is behind it."""

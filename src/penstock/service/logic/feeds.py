@@ -85,6 +85,10 @@ class FeedMarks(list[Mark]):
     moving_from = ""
     """The worker that leaves and still makes the stream, while its state moves to another one."""
 
+    moved_at = NOWHERE
+    """Where the successor continues. The worker that leaves has made what is before it, and other
+    consumers of a coordinated read have it already."""
+
     named_successor: str | None = None
     """The worker that is to continue if the one that makes the stream leaves."""
 

@@ -16,6 +16,7 @@ from penstock.service.logic.feeds import (
     FEW,
     KEPT_BLOCK,
     LEAST_AHEAD,
+    NOWHERE,
     SHORT,
     Ask,
     Asks,
@@ -163,11 +164,16 @@ class Fetcher:
 
     def begin_move(self, feed: Feed, worker: str) -> None:
         """A worker that leaves still makes a stream, until another one has its state."""
-        feed.marks.moving_from = worker
+        feed.marks.moving_from, feed.marks.moved_at = worker, NOWHERE
 
-    def end_move(self, feed: Feed, mark: Mark | None = None) -> None:
-        """A worker that leaves makes nothing more of a stream; another continues from `mark`."""
-        feed.marks.moving_from = ""
+    def end_move(self, feed: Feed, mark: Mark | None = None, worker: str = "") -> None:
+        """A worker that leaves makes nothing more of a stream; another continues from `mark`.
+
+        `worker`: the one that leaves. It is still asked for what it has made.
+        """
+        is_behind = mark is not None and bool(mark.worker) and feed.asking < mark.ordinal
+        feed.marks.moving_from = worker if is_behind else ""
+        feed.marks.moved_at = NOWHERE if mark is None else mark.ordinal
         if mark is not None and not feed.void:
             feed.add_mark(mark)
         self.hungry = True
@@ -267,7 +273,7 @@ class Fetcher:
         if worker is None:
             return None
         again = feed.asks_again
-        if (span := feed.ask(self._count(feed))) is None:
+        if (span := feed.ask(self._count_to_move(feed))) is None:
             return None
         feed.crashed_at.pop(span[0], None)
         feed.has_moved, feed.worker = self._moves(feed, worker), worker
@@ -320,8 +326,8 @@ class Fetcher:
         return self._bound and any(ask.feed.marks is feed.marks for ask in leaving)
 
     def _is_moving(self, feed: Feed) -> bool:
-        """Whether a worker that leaves still makes a stream."""
-        return feed.marks.moving_from in self._workers
+        """Whether a worker that leaves still makes a stream, or has made what comes next."""
+        return feed.marks.moving_from in self._workers and feed.asking < feed.marks.moved_at
 
     def _is_early(self, feed: Feed) -> bool:
         """Whether the first turn of a feed is in a later lap."""
@@ -341,6 +347,11 @@ class Fetcher:
         if self._promised:
             return self._promised[0]
         return self.order.turn() if self.ordered else None
+
+    def _count_to_move(self, feed: Feed) -> int:
+        """How many elements to request: none that a worker which leaves has not made."""
+        count = self._count(feed)
+        return min(count, feed.marks.moved_at - feed.asking) if self._is_moving(feed) else count
 
     def _count(self, feed: Feed) -> int:
         if isinstance(feed, InputFeed) and feed.whole:
@@ -439,7 +450,7 @@ class Fetcher:
         if (ask := self._asks.get(request)) is None:
             return
         if mark.worker:
-            self.end_move(ask.feed, mark)
+            self.end_move(ask.feed, mark, ask.worker)
         else:
             ask.feed.add_mark(mark)
 
