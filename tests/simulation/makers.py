@@ -15,9 +15,9 @@ import numpy as np
 
 from penstock.element.chunk import Chunk
 from penstock.engine.contract import Stream
-from penstock.engine.trail import WIDTH, Trail, add_turns
+from penstock.engine.trail import Trail, add_turns
 from penstock.errors import NotFoundError, ResourceExhaustedError
-from penstock.plan.shape import GUESS, WHOLE
+from penstock.plan.shape import GUESS, TURN_WIDTH, WHOLE
 from penstock.service.host.runtime import Runtime
 from penstock.service.host.tasks import Tasks
 from penstock.service.host.telemetry import OpenedMeters
@@ -195,7 +195,7 @@ class Inputs(Numbers):
         """Tells how long those inputs are that are at their end."""
         while self._index < len(self._all) and self._at >= self._ends[self._index]:
             unmade = self._all[self._index] in self._making.plan.unmade
-            good = self._place(self._ends[self._index]) % WIDTH // 2
+            good = self._place(self._ends[self._index]) % TURN_WIDTH // 2
             self._found.inputs[self._index] = -1 if unmade else good
             self._index += 1
 
@@ -208,7 +208,7 @@ class Inputs(Numbers):
         number = self._all[self._index]
         before = (element(number, ordinal) for ordinal in range(at - self._begin()))
         failing = self._making.plan.failing
-        return self._index * WIDTH + 2 * sum(value not in failing for value in before)
+        return self._index * TURN_WIDTH + 2 * sum(value not in failing for value in before)
 
     def _values(self, limit: int) -> list[int]:
         number = self._all[self._index] if limit else 0

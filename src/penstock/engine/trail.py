@@ -14,9 +14,6 @@ import numpy as np
 from penstock.element.chunk import Chunk
 from penstock.element.columns import Array
 
-WIDTH = 1 << 40
-"""The turns of one input of an `interleave` are this far apart from those of the next."""
-
 WITH_TURNS = np.dtype([("number", np.uint64), ("turn", np.int64)])
 """The numbers of elements, and their turns."""
 

@@ -20,6 +20,13 @@ began and ended. WHOLE: the first part is the whole file, for clients that do no
 """
 
 
+TURN_WIDTH = 1 << 40
+"""The turns of one input of an `interleave` are this far apart from those of the next input.
+
+The *turn* of an element is an integer by which a client puts the elements of all inputs in order.
+"""
+
+
 class Form(StrEnum):
     """Which part of a plan a stream of a service is. Messages carry it as its string."""
 

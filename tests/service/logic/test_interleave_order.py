@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.engine.trail import WIDTH
 from penstock.errors import NotFoundError
-from penstock.plan.shape import Shape
+from penstock.plan.shape import TURN_WIDTH, Shape
 from penstock.service.logic.client import Reading
 from penstock.service.logic.feeds import Ask, Failure, Limits
 from penstock.service.logic.fetching import Fetcher
@@ -79,9 +78,9 @@ class Crew:
             lengths.append(-1 if made is None else len(made))
             if made is None:
                 number = sum(map(len, self.streams[: feed.stream])) + first + index
-                found.append((index * WIDTH, f"{number} failed"))
+                found.append((index * TURN_WIDTH, f"{number} failed"))
             for place, rows in enumerate(made or ()):
-                found += [(index * WIDTH + 2 * place + 1, row) for row in rows]
+                found += [(index * TURN_WIDTH + 2 * place + 1, row) for row in rows]
         return found, tuple(lengths)
 
     def step(self, reader: Fetcher) -> None:

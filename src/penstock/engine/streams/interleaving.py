@@ -30,7 +30,6 @@ from penstock.engine.prefetch import PrefetchStream
 from penstock.engine.streams.merging import Alike
 from penstock.engine.streams.windowing import OpenInner, plan_of
 from penstock.engine.trail import (
-    WIDTH,
     Trail,
     add_turns,
     drawing_numbers,
@@ -41,6 +40,7 @@ from penstock.engine.user_calls import Calls, FailedCall
 from penstock.errors import InvalidTypeError, OpError
 from penstock.plan.nodes import Interleave
 from penstock.plan.seeds import derive, derive_array, numbers_from, seed_scope
+from penstock.plan.shape import TURN_WIDTH
 
 _ALL = 1 << 62
 
@@ -326,7 +326,7 @@ class InterleaveStream(FedStream):
 class InputsStream(InterleaveStream):
     """Some inputs one after the other, for a client that takes turns between them.
 
-    The turn of an element is `WIDTH` times the number of its input, counted from the first one
+    The turn of an element is `TURN_WIDTH` times the number of its input, counted from the first one
     here, plus an odd number for its position in that input. A failure has the even number before
     the element that it replaces. `trail` receives the length of each input.
     """
@@ -348,7 +348,7 @@ class InputsStream(InterleaveStream):
 
     def _numbers(self, slot: Slot, count: int, failed: bool = False) -> Array:
         made = super()._numbers(slot, count)
-        first = (slot.ordinal - self._base) * WIDTH + 2 * slot.given + (not failed)
+        first = (slot.ordinal - self._base) * TURN_WIDTH + 2 * slot.given + (not failed)
         return add_turns(drawing_numbers(made), np.arange(first, first + 2 * count, 2))
 
     def _close(self, slot: Slot) -> None:
@@ -361,7 +361,7 @@ class InputsStream(InterleaveStream):
         except Exception as error:
             index = self._ordinal - 1 - self._base
             self._trail.inputs[index] = -1
-            error.__dict__["turn"] = index * WIDTH
+            error.__dict__["turn"] = index * TURN_WIDTH
             raise
 
     def _look_ahead(self, count: int) -> None:

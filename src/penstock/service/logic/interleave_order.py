@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.engine.trail import WIDTH
+from penstock.plan.shape import TURN_WIDTH
 from penstock.service.logic.feeds import SHORT, Failure, Feed, Piece
 from penstock.service.logic.orders import FeedOrder
 from penstock.service.protocol.data_messages import MOST_STATE, NumberInPiece
@@ -100,7 +100,7 @@ class InputFeed(Feed):
             piece = self._pieces[start]
             assert isinstance(piece, Placed)
             for offset, place in enumerate(piece.places):
-                if place // WIDTH >= index:
+                if place // TURN_WIDTH >= index:
                     return start + offset
         return self.length or 0
 
@@ -140,7 +140,7 @@ class InputTurn:
         place = self.piece.places[self.at - self.start]
         if place is None:
             return self.position, "failure"
-        index, code = divmod(int(place), WIDTH)
+        index, code = divmod(int(place), TURN_WIDTH)
         if index != self.index:
             return self._end()
         return code >> 1, "row" if code & 1 else "failure"
@@ -157,7 +157,7 @@ class InputTurn:
         assert self.piece is not None
         offset = self.at - self.start
         places = self.piece.places
-        limit = self.index * WIDTH + 2 * (self.position + left)
+        limit = self.index * TURN_WIDTH + 2 * (self.position + left)
         if most == 1 or len(places) <= offset + 1 or places[offset + 1] >= limit:
             return 1
         return min(most, int(np.searchsorted(places, limit)) - offset)
@@ -353,7 +353,7 @@ class InterleaveOrder(FeedOrder):
             self._given += rows
         slot.feed.reached = max(slot.feed.reached, slot.at)
         if place & 1:
-            places = (int(place) % WIDTH >> 1) + 1 - slot.position
+            places = (int(place) % TURN_WIDTH >> 1) + 1 - slot.position
             self._pass(slot, places)
             self._taken += places
         if not slot.feed.whole and slot.at >= slot.start + len(slot.piece):
