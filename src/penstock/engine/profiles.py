@@ -254,4 +254,6 @@ def _calls_note(meter: Meter) -> str:
     if not isinstance(node, Map) or node.parallel is None:
         return ""
     place, reason = node.function.calls_run
-    return f"calls run in {place}{': ' if reason else ''}{reason}" if place else ""
+    if not place:
+        return ""
+    return f"calls run in {place}: {reason}" if reason else f"calls run in {place}"

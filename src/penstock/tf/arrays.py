@@ -197,8 +197,11 @@ def one_hot(
         given = on_value if on_value is not None else off_value
         dtype = np.float32 if given is None else to_array(given).dtype
     kind = as_dtype(dtype)
-    on = to_array(1 if on_value is None else on_value, kind) if kind.name != "bool" else True
-    off = to_array(0 if off_value is None else off_value, kind) if kind.name != "bool" else False
+    on: Any = True
+    off: Any = False
+    if kind.name != "bool":
+        on = to_array(1 if on_value is None else on_value, kind)
+        off = to_array(0 if off_value is None else off_value, kind)
     if int(depth) < 0:
         raise InvalidArgumentError(f"tf.one_hot: depth must not be negative, got {int(depth)}")
     hot = places[..., None] == np.arange(int(depth))

@@ -102,9 +102,12 @@ def _extreme(ufunc: Any, sign: int) -> Compute:
     def compute(array: Array, axis: Any, keepdims: bool) -> Any:
         if array.size:
             return ufunc.reduce(array, axis, keepdims=keepdims)
-        is_float = array.dtype.kind == "f"
-        limits = None if is_float else np.iinfo(array.dtype)
-        first = sign * np.inf if limits is None else (limits.max if sign > 0 else limits.min)
+        first: float
+        if array.dtype.kind == "f":
+            first = sign * np.inf
+        else:
+            limits = np.iinfo(array.dtype)
+            first = limits.max if sign > 0 else limits.min
         return ufunc.reduce(array, axis, keepdims=keepdims, initial=first)
 
     return compute

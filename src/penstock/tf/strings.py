@@ -326,7 +326,11 @@ def as_string(
         )
     digits = f".{precision}" if precision >= 0 else ""
     size = str(width) if width >= 0 else ""
-    letter = "g" if shortest else "e" if scientific else "f"
+    letter = "f"
+    if shortest:
+        letter = "g"
+    elif scientific:
+        letter = "e"
     pattern = f"%{fill}{size}{digits}{letter}" if array.dtype.kind in "fc" else f"%{fill}{size}d"
     result = np.empty(array.shape, object)
     result.ravel()[:] = [_text_of(one, pattern) for one in array.ravel().tolist()]

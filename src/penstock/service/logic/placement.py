@@ -230,12 +230,12 @@ def _places_on_host(
     listed = _listed_workers(state, candidates(state, None))
     if request.streams:
         hosts = cycle(info.worker for info in workers) if workers else cycle((None,))
-        return [
-            StreamPlace(stream, info.worker, info.address)
-            if info in workers
-            else StreamPlace(stream, next(hosts), address if info is None else info.address)
-            for stream, (address, info) in enumerate(listed[: request.streams])
-        ]
+        resumed = []
+        for stream, (listed_address, info) in enumerate(listed[: request.streams]):
+            host = info.worker if info in workers else next(hosts)
+            address = listed_address if info is None else info.address
+            resumed.append(StreamPlace(stream, host, address))
+        return resumed
     places = [
         StreamPlace(stream, info.worker, info.address)
         for stream, (_, info) in enumerate(listed)
