@@ -45,6 +45,10 @@ def test_every_inequality_holds() -> None:
         ({"HOLD_SILENCE": 5.0}, "a standby takes over while readers rely on their leases"),
         ({"CRASH_MEMORY": 35.0}, "a crashed process is remembered for longer than the pauses"),
         ({"CALL_WATCH": 2.0}, "a plan process records its calls for longer than an early crash"),
+        ({"ARRAY_SILENCE": 9.0}, "an array outlives several questions of its client"),
+        ({"RAY_RENEWAL": 3.5}, "a service on Ray outlives several messages of a program"),
+        ({"RAY_WAIT": 25.0}, "a service on Ray says in time what is wrong"),
+        ({"RAY_ORPHAN": 60.0}, "a journal on Ray outlives the restart of its dispatcher"),
         ({"HANDSHAKE": 15.0}, "a handshake ends before its worker counts as unreachable"),
     ],
 )
