@@ -156,7 +156,7 @@ def test_numbers_have_the_owners_of_their_rows():
 
 
 class Reading:
-    """A stand-in for the mark after a copy that reads a buffer."""
+    """A stand-in for the event after a copy that reads a buffer."""
 
     def __init__(self) -> None:
         self.done = False
@@ -206,10 +206,10 @@ def test_when_all_buffers_are_read_the_oldest_is_waited_for(library):
 def test_a_mark_is_passed_or_waited_for_and_forgotten():
     library = Library(cuEventQuery=600)
     driver = Driver(library)
-    mark = driver.mark(0, driver.stream())
-    assert not mark.is_over()
-    mark.wait()
-    assert Driver(Library()).mark(1, 0).is_over()
+    event = driver.record_event(0, driver.stream())
+    assert not event.is_over()
+    event.wait()
+    assert Driver(Library()).record_event(1, 0).is_over()
     assert library.entered == []
 
 

@@ -63,15 +63,15 @@ def count(reader):
     return int(reader.memory.flags.sum())
 
 
-def open_plan_of(dataset, lease, fetch=never):
+def open_plan_of(dataset, user, fetch=never):
     arrays = OpenArrays(fetch)
-    plan = codec.decode(codec.encode(dataset.__plan__, lease.refer), arrays.open)
+    plan = codec.decode(codec.encode(dataset.__plan__, user.refer), arrays.open)
     arrays.fill_hidden(plan)
     return plan
 
 
 def test_rows_arrive_when_they_are_read(rows, shares):
-    plan = open_plan_of(Dataset.from_tensor_slices(rows), shares.lease())
+    plan = open_plan_of(Dataset.from_tensor_slices(rows), shares.add_user())
     read = Dataset(plan)
     reader = find_reader(plan.data.chunk.columns[0])
     assert count(reader) == 0
@@ -85,7 +85,7 @@ def test_rows_arrive_when_they_are_read(rows, shares):
 
 def test_rows_that_are_larger_than_a_block(shares):
     large = np.arange(6 * 3 * BLOCK // 8 + 42).reshape(6, -1)
-    plan = open_plan_of(Dataset.from_tensor_slices(large), shares.lease())
+    plan = open_plan_of(Dataset.from_tensor_slices(large), shares.add_user())
     lazy = find_lazy_rows(plan.data.chunk)
     lazy.require(np.array([3, 1]))
     column = plan.data.chunk.columns[0]
@@ -97,7 +97,7 @@ def test_rows_that_are_larger_than_a_block(shares):
 
 def test_strings_arrive_when_they_are_read(shares):
     strings = [b"%d" % i * (i % 5000) for i in range(3000)]  # From none to half a block.
-    plan = open_plan_of(Dataset.from_tensor_slices(strings), shares.lease())
+    plan = open_plan_of(Dataset.from_tensor_slices(strings), shares.add_user())
     column, read = plan.data.rows.columns[0], Dataset(plan)
     reader = find_reader(column.data)
     assert count(reader) == 0
@@ -116,7 +116,7 @@ def test_strings_arrive_when_they_are_read(shares):
 def test_where_many_strings_begin_is_shared_too(shares):
     strings = [b"ab" * (i % 7) for i in range(200_000)]
     strings[5], strings[-1] = b"x" * (5 * BLOCK + 1), b""
-    plan = open_plan_of(Dataset.from_tensor_slices(strings), shares.lease())
+    plan = open_plan_of(Dataset.from_tensor_slices(strings), shares.add_user())
     column = plan.data.rows.columns[0]
     assert count(find_reader(column.starts)) == count(find_reader(column.data)) == 0
     for index in (
@@ -136,21 +136,21 @@ def test_code_that_looks_at_all_strings_waits_for_them(shares):
         lambda plan: list(pickle.loads(pickle.dumps(Dataset(plan)))),
         lambda plan: [plan.data.first(), *plan.data.chunk.columns[0][1:]],
     ):
-        plan = open_plan_of(Dataset.from_tensor_slices(names), shares.lease())
+        plan = open_plan_of(Dataset.from_tensor_slices(names), shares.add_user())
         assert count(find_reader(plan.data.rows.columns[0].data)) == 0
         assert look(plan) == names
 
 
 def test_the_first_row_of_strings_does_not_make_the_others(shares):
     names = [b"%09d" % i * 9 for i in range(30_000)]
-    plan = open_plan_of(Dataset.from_tensor_slices((names, np.arange(30_000))), shares.lease())
+    plan = open_plan_of(Dataset.from_tensor_slices((names, np.arange(30_000))), shares.add_user())
     assert plan.data.first() == (names[0], 0)
     assert "chunk" not in vars(plan.data)
     assert count(find_reader(plan.data.rows.columns[0].data)) <= 64
 
 
 def test_arrays_of_functions_are_complete(rows, shares):
-    plan = open_plan_of(Dataset.range(3).map(lambda i: rows[i, 0]), shares.lease())
+    plan = open_plan_of(Dataset.range(3).map(lambda i: rows[i, 0]), shares.add_user())
     assert [int(x) for x in Dataset(plan)] == rows[:3, 0].tolist()
 
 
@@ -165,7 +165,7 @@ def test_functions_may_change_their_copy_of_an_array(rows, shares, mapped, tmp_p
         return scratch[0, 0] + scratch[-1, -1]
 
     dataset = Dataset.range(1, 4).map(add)
-    plans = [open_plan_of(dataset, shares.lease()) for _ in range(2)]
+    plans = [open_plan_of(dataset, shares.add_user()) for _ in range(2)]
     for plan in plans:
         found = [int(number) for number in Dataset(plan)]
         begin = int(rows[0, 0]) + int(rows[-1, -1])
@@ -180,26 +180,26 @@ def test_functions_of_a_plan_share_what_they_change(rows, shares):
 
     dataset = Dataset.range(1, 4).map(add).map(lambda number: rows[0, 0])
     begin = int(rows[0, 0])
-    plan = open_plan_of(dataset, shares.lease())
+    plan = open_plan_of(dataset, shares.add_user())
     assert [int(number) for number in Dataset(plan)] == [begin + 1, begin + 3, begin + 6]
 
 
 def test_rows_that_a_function_reads_too_are_complete(rows, shares):
     rows.flags.writeable = False
     dataset = Dataset.from_tensor_slices(rows).map(lambda row: rows[-1, -1] + row[0])
-    plan = open_plan_of(dataset, shares.lease())
+    plan = open_plan_of(dataset, shares.add_user())
     assert next(iter(Dataset(plan))) == rows[-1, -1] + rows[0, 0]
 
 
 def test_below_a_snapshot_arrays_are_complete(rows, shares, tmp_path):
     dataset = Dataset.from_tensor_slices(rows).snapshot(str(tmp_path))
-    plan = open_plan_of(dataset, shares.lease())
+    plan = open_plan_of(dataset, shares.add_user())
     assert codec.fingerprint(plan.input) == codec.fingerprint(dataset.__plan__.input)
 
 
 def test_an_opened_array_is_sent_on_by_the_same_reference(rows, shares):
     rows.flags.writeable = False
-    reference = shares.lease().refer(rows)
+    reference = shares.add_user().refer(rows)
     opened = OpenArrays(never).open(reference)
     assert refer_to_shared(opened) == reference
     assert not opened.flags.writeable
@@ -209,16 +209,16 @@ def test_an_opened_array_is_sent_on_by_the_same_reference(rows, shares):
 
 @pytest.mark.parametrize("view", [np.asfortranarray, lambda a: a[::2], lambda a: a[:, 1:]])
 def test_arrays_in_any_order_are_shared(rows, shares, view):
-    plan = open_plan_of(Dataset.from_tensor_slices(view(rows)), shares.lease())
+    plan = open_plan_of(Dataset.from_tensor_slices(view(rows)), shares.add_user())
     np.testing.assert_array_equal(np.stack(list(Dataset(plan))), view(rows))
 
 
 def test_a_share_is_used_again_unless_the_array_has_changed(rows, shares):
-    first = shares.lease()
+    first = shares.add_user()
     reference = first.refer(rows)
     ArrayReader(reference, never(""), BLOCK).require(slice(3, 5))
     rows[-1] += 1  # That part was not copied yet.
-    again = shares.lease()
+    again = shares.add_user()
     assert again.refer(rows) == reference
     rows[3 * 8] += 1
     changed = again.refer(rows)
@@ -234,7 +234,7 @@ def test_a_share_is_used_again_unless_the_array_has_changed(rows, shares):
 
 def test_a_reader_becomes_the_holder_of_what_the_last_one_left(rows):
     shares, asked = ArrayShares(), []
-    reference = shares.lease().refer(rows)
+    reference = shares.add_user().refer(rows)
     readers = [ArrayReader(reference, fetching(rows, asked), 4 * BLOCK) for _ in range(2)]
     readers[0].require(slice(0, 8))
     shares.close()
@@ -249,7 +249,7 @@ def test_a_reader_becomes_the_holder_of_what_the_last_one_left(rows):
 
 def test_a_holder_that_came_later_is_copied_from(rows):
     shares = ArrayShares()
-    reference = shares.lease().refer(rows)
+    reference = shares.add_user().refer(rows)
     early = ArrayReader(reference, never("early"), BLOCK)
     early.require(slice(0, 8))
     shares.close()
@@ -260,7 +260,7 @@ def test_a_holder_that_came_later_is_copied_from(rows):
 
 
 def test_a_reader_fetches_what_its_holder_cannot_get(rows, shares):
-    reference = shares.lease().refer(rows)
+    reference = shares.add_user().refer(rows)
     name, asked = f"{reference.name}-elsewhere", []
     reference = replace(reference, name=name)
     holder = ArrayHolder(name, ArrayMemory(rows.nbytes), never(name))
@@ -273,7 +273,7 @@ def test_a_reader_fetches_what_its_holder_cannot_get(rows, shares):
 
 def test_without_a_holder_or_a_source_the_reader_says_so(rows):
     shares = ArrayShares()
-    reference = shares.lease().refer(rows)
+    reference = shares.add_user().refer(rows)
     readers = [ArrayReader(reference, never("array"), BLOCK) for _ in range(2)]
     shares.close()
     for reader in readers:  # The first becomes the holder, the second gets its error.
@@ -282,7 +282,7 @@ def test_without_a_holder_or_a_source_the_reader_says_so(rows):
 
 
 def test_a_holder_of_another_user_is_not_believed(rows, shares, monkeypatch):
-    reference = shares.lease().refer(rows)
+    reference = shares.add_user().refer(rows)
     monkeypatch.setattr(array_holder, "_is_same_user", lambda connected: False)
     reader = ArrayReader(reference, fetching(rows, []), BLOCK)
     reader.require()
@@ -290,7 +290,7 @@ def test_a_holder_of_another_user_is_not_believed(rows, shares, monkeypatch):
 
 
 def test_memory_of_another_size_is_refused(rows, shares):
-    reference = shares.lease().refer(rows)
+    reference = shares.add_user().refer(rows)
     with pytest.raises(DataLossError, match="not the memory of an array of 1000000 bytes"):
         HolderConnection(reference.name, 1_000_000)
 
@@ -324,7 +324,7 @@ FORKED = """
 
     rows = np.arange(20 * BLOCK, dtype=np.uint64).view(np.uint8)[: 20 * BLOCK]
     shares = ArrayShares()
-    reader = ArrayReader(shares.lease().refer(rows), None, BLOCK)
+    reader = ArrayReader(shares.add_user().refer(rows), None, BLOCK)
     assert is_right(reader, 0)
     child = os.fork()
     if not child:

@@ -23,7 +23,7 @@ from penstock.element.values import short_repr
 from penstock.engine.formats import saved as saved_files
 from penstock.engine.formats.files import read_small, write_file
 from penstock.engine.formats.remote_files import connect
-from penstock.engine.formats.saved import Mark, RunWriter, commit_save
+from penstock.engine.formats.saved import RunProgress, RunWriter, commit_save
 from penstock.errors import (
     DataLossError,
     FailedPreconditionError,
@@ -426,8 +426,8 @@ class CheckpointManager:
 
 _SAVE = "Dataset.save"
 
-OpenRun = Callable[[Mark | None], RunWriter]
-"""Begins to write; with the mark of an interrupted run, with the elements of that run."""
+OpenRun = Callable[[RunProgress | None], RunWriter]
+"""Begins to write; with the progress of an interrupted run, with the elements of that run."""
 
 
 def check_save_arguments(path: str, arguments: Any) -> dict[str, Any]:
@@ -454,12 +454,12 @@ class _SaveProgress:
 
     def __init__(self, iterator: Iterator) -> None:
         self._iterator = iterator
-        self.before: Mark | None = None
+        self.before: RunProgress | None = None
         self.run: RunWriter | None = None
 
     def state_dict(self) -> dict[str, Any]:
-        mark = None if self.run is None else self.run.mark()
-        return {"written": mark, "iterator": self._iterator.state_dict()}
+        progress = None if self.run is None else self.run.save_progress()
+        return {"written": progress, "iterator": self._iterator.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.before = state["written"]
@@ -495,6 +495,6 @@ def save_elements(
         run.leave()
 
 
-def _is_complete(path: str, mark: Mark) -> bool:
+def _is_complete(path: str, progress: RunProgress) -> bool:
     found = saved_files.find(path, _SAVE)
-    return found is not None and found.run == mark["run"]
+    return found is not None and found.run == progress["run"]

@@ -10,7 +10,7 @@ import difflib
 from typing import Any
 
 from penstock.engine.contract import State
-from penstock.engine.state_values import MARK, decode, encode
+from penstock.engine.state_values import VALUE_KEY, decode, encode
 from penstock.errors import InvalidArgumentError
 from penstock.plan.nodes import Map, Node, walk_plan
 from penstock.plan.resume import (
@@ -44,7 +44,7 @@ def with_users_values(state: Any) -> Any:
 
 def _is_encoded(state: State) -> bool:
     if type(state) is dict:
-        return MARK in state or any(map(_is_encoded, state.values()))
+        return VALUE_KEY in state or any(map(_is_encoded, state.values()))
     return type(state) is list and any(map(_is_encoded, state))
 
 

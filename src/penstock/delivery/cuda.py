@@ -101,13 +101,13 @@ class Driver:
         self._library.cuStreamCreate(byref(made), c_uint(_NON_BLOCKING))
         return int(made.value or 0)
 
-    def mark(self, gpu: int, stream: int) -> EventMark:
-        """A mark after everything that was started on a stream until now."""
+    def record_event(self, gpu: int, stream: int) -> CopyEvent:
+        """An event after everything that was started on a stream until now."""
         made = c_void_p()
         with self.on(gpu):
             self._library.cuEventCreate(byref(made), c_uint(_WITHOUT_SPINNING))
             self._library.cuEventRecord(made, c_void_p(stream))
-        return EventMark(self, gpu, made)
+        return CopyEvent(self, gpu, made)
 
     def is_passed(self, event: c_void_p) -> bool:
         return bool(self._library.cuEventQuery(event) == 0)
@@ -125,7 +125,7 @@ class Driver:
                 self._library.cuCtxSynchronize()
 
 
-class EventMark:
+class CopyEvent:
     """A point in a stream of a GPU; it is over once all work before it is done."""
 
     def __init__(self, driver: Driver, gpu: int, event: c_void_p) -> None:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from penstock.delivery.cuda import Driver, EventMark
+from penstock.delivery.cuda import CopyEvent, Driver
 from penstock.delivery.locked_memory import LOCKED, is_reused
 from penstock.element.columns import Array
 
@@ -72,11 +72,11 @@ class Berth:
 
 
 class Arrival:
-    """The leaves sent to one GPU by one call of `send`; `mark` is set when the call returns."""
+    """The leaves sent to one GPU by one call of `send`; `event` is set when the call returns."""
 
     def __init__(self, handle: Handle) -> None:
         self.handle = handle
-        self.mark: EventMark | None = None
+        self.event: CopyEvent | None = None
 
 
 class LandedLeaf(NamedTuple):
@@ -96,8 +96,8 @@ class Landing:
         self._arrival = Arrival(handle)
         self._reading: list[Array] = []
         """The arrays that the GPU reads in place, of the current arrival."""
-        self._held: deque[tuple[EventMark, list[Array]]] = deque()
-        """The arrays that the GPU reads in place, until the marks after their copies."""
+        self._held: deque[tuple[CopyEvent, list[Array]]] = deque()
+        """The arrays that the GPU reads in place, until the events after their copies."""
         with cuda.on(self.gpu):
             self._stream = cuda.stream()
         self._closed = weakref.finalize(self, _free_berths, cuda, self._berths)
@@ -131,18 +131,18 @@ class Landing:
         jax.block_until_ready(oldest.left)
         return oldest
 
-    def mark(self) -> EventMark:
-        """A mark after all copies that were started until now."""
-        return self._cuda.mark(self.gpu, self._stream)
+    def record_event(self) -> CopyEvent:
+        """An event after all copies that were started until now."""
+        return self._cuda.record_event(self.gpu, self._stream)
 
     def finish_arrival(self) -> None:
         """Ends the current arrival; later leaves belong to the next one."""
-        mark = self._arrival.mark = self.mark()
+        event = self._arrival.event = self.record_event()
         self._arrival = Arrival(self._handle)
         while self._held and self._held[0][0].is_over():
             self._held.popleft()
         if self._reading:
-            self._held.append((mark, self._reading))
+            self._held.append((event, self._reading))
             self._reading = []
 
     def close(self) -> None:
@@ -170,8 +170,8 @@ def receive_landed(values: Sequence[Any]) -> list[Any]:
 
 
 def _copy_from_berths(arrival: Arrival, berths: list[Berth]) -> Sequence[Any]:
-    assert arrival.mark is not None
-    arrival.mark.wait()
+    assert arrival.event is not None
+    arrival.event.wait()
     arrays: Sequence[Any]
     with arrival.handle.as_default():
         arrays, left = _copy_program()([berth.array for berth in berths])

@@ -120,7 +120,7 @@ class JaxCudaDelivery(ColumnDelivery):
         fill(memory, *source)
         begin = partial(self._cuda.copy, address_of(memory), nbytes)
         landed = landing.begin(begin, shape, dtype)
-        buffer.reader = landing.mark()
+        buffer.reader = landing.record_event()
         return handle.put(memory.copy()) if landed is None else landed
 
     def receive(self, values: list[Any]) -> list[Any]:

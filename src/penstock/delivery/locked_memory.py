@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.delivery.cuda import Driver, EventMark, address_of
+from penstock.delivery.cuda import CopyEvent, Driver, address_of
 from penstock.element.columns import Array
 from penstock.element.reused import ReusedMemory, find_origin
 
@@ -118,7 +118,7 @@ _SMALL = 1 << 20
 
 
 class Buffer:
-    """Locked memory, and a mark after the copy that reads it last."""
+    """Locked memory, and an event after the copy that reads it last."""
 
     def __init__(self, cuda: Driver, nbytes: int) -> None:
         self.nbytes = -(-max(nbytes, 1) // mmap.PAGESIZE) * mmap.PAGESIZE
@@ -128,7 +128,7 @@ class Buffer:
         # If it cannot be locked, copies are slower but still correct.
         if cuda.lock(address, self.nbytes):
             weakref.finalize(self, cuda.unlock, address).atexit = False
-        self.reader: EventMark | None = None
+        self.reader: CopyEvent | None = None
 
     def array(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize

@@ -1,9 +1,9 @@
 """Users' values in states, as plain values: for JSON, and for workers that continue a stream.
 
 Operators that hold elements save them as they are. In a state that leaves the process, each list of
-such elements, and each single value, is one dict with the key `MARK`: its structure with a number
-for each leaf, and the columns (`element/buffers.py` has the format), in text or as bytes. A value
-of a type that columns do not have stays as it is; such a state can only be pickled.
+such elements, and each single value, is one dict with the key `VALUE_KEY`: its structure with a
+number for each leaf, and the columns (`element/buffers.py` has the format), in text or as bytes. A
+value of a type that columns do not have stays as it is; such a state can only be pickled.
 
 Two processes that exchange several states of one stream send most elements once: `SentElements`
 numbers what was sent, and in a later state a list of elements is a list of numbers.
@@ -24,7 +24,7 @@ from penstock.element.ragged import Ragged
 from penstock.engine.contract import State
 from penstock.errors import InvalidArgumentError, OpError
 
-MARK = "penstock"
+VALUE_KEY = "penstock"
 """The only key of a dict that encodes another value."""
 
 _LEAVES = (bytes, np.generic, np.ndarray, Ragged)
@@ -49,14 +49,14 @@ def encode(state: State, as_text: bool = True) -> State:
     if type(state) in _PLAIN or not _is_element(state):
         return state
     packed = _pack([state], as_text)
-    return state if packed is None else {MARK: {**packed[MARK], "single": True}}
+    return state if packed is None else {VALUE_KEY: {**packed[VALUE_KEY], "single": True}}
 
 
 def _encode_dict(state: dict[Any, Any], as_text: bool) -> dict[str, Any]:
-    if all(type(key) is str and key != MARK for key in state):
+    if all(type(key) is str and key != VALUE_KEY for key in state):
         return {key: encode(value, as_text) for key, value in state.items()}
     pairs = [[encode(key, as_text), encode(value, as_text)] for key, value in state.items()]
-    return {MARK: {"pairs": pairs}}
+    return {VALUE_KEY: {"pairs": pairs}}
 
 
 def _is_element(value: Any) -> bool:
@@ -83,7 +83,7 @@ def _pack(elements: list[Any], as_text: bool) -> dict[str, Any] | None:
     body = b"".join(packing.parts)
     data = base64.b64encode(body).decode() if as_text else body
     found = {"structure": _encode_structure(skeleton), "columns": columns, "data": data}
-    return {MARK: found}
+    return {VALUE_KEY: found}
 
 
 def _as_lists(description: Any) -> Any:
@@ -95,9 +95,9 @@ def _as_lists(description: Any) -> Any:
 
 def _encode_structure(skeleton: Any) -> Any:
     if type(skeleton) is tuple:
-        return {MARK: {"tuple": [_encode_structure(part) for part in skeleton]}}
+        return {VALUE_KEY: {"tuple": [_encode_structure(part) for part in skeleton]}}
     if type(skeleton) is dict:
-        return {MARK: {"pairs": [[key, _encode_structure(v)] for key, v in skeleton.items()]}}
+        return {VALUE_KEY: {"pairs": [[key, _encode_structure(v)] for key, v in skeleton.items()]}}
     if type(skeleton) is not int:
         raise InvalidArgumentError(f"a {type(skeleton).__name__} cannot be saved in a state")
     return skeleton
@@ -121,9 +121,9 @@ def _decode(state: State, known: Sequence[Any]) -> State:
         return [_decode(item, known) for item in state]
     if type(state) is not dict:
         return state
-    if set(state) != {MARK}:
+    if set(state) != {VALUE_KEY}:
         return {key: _decode(value, known) for key, value in state.items()}
-    found = state[MARK]
+    found = state[VALUE_KEY]
     if "numbers" in found:
         return _look_up(found["numbers"], known)
     if "pairs" in found:
@@ -166,10 +166,10 @@ class SentElements:
     def _refer(self, state: State) -> State:
         if type(state) is list and state and self._number(state):
             numbers = np.array([self._numbers[_identify(item)] for item in state], _NUMBER)
-            return {MARK: {"numbers": numbers.tobytes()}}
+            return {VALUE_KEY: {"numbers": numbers.tobytes()}}
         if type(state) is list:
             return [self._refer(item) for item in state]
-        if type(state) is dict and all(type(key) is str and key != MARK for key in state):
+        if type(state) is dict and all(type(key) is str and key != VALUE_KEY for key in state):
             return {key: self._refer(value) for key, value in state.items()}
         return encode(state, as_text=False)
 

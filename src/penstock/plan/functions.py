@@ -150,7 +150,7 @@ class _Method(NamedTuple):
     given_to: str
 
 
-_MARK = "__calls_method__"
+_METHOD_ATTRIBUTE = "__calls_method__"
 
 
 def calls_method(name: str, given_to: str) -> Callable[[_Call], _Call]:
@@ -159,18 +159,18 @@ def calls_method(name: str, given_to: str) -> Callable[[_Call], _Call]:
     Messages then name that method, and `given_to`, the method of `Dataset` that got the object.
     """
 
-    def mark(call: _Call) -> _Call:
-        setattr(call, _MARK, _Method(name, given_to))
+    def decorate(call: _Call) -> _Call:
+        setattr(call, _METHOD_ATTRIBUTE, _Method(name, given_to))
         return call
 
-    return mark
+    return decorate
 
 
 def _find_method(call: Any) -> _Method | None:
     """The method that a partial of a marked function calls."""
     if not isinstance(call, functools.partial) or not call.args:
         return None
-    found: _Method | None = getattr(call.func, _MARK, None)
+    found: _Method | None = getattr(call.func, _METHOD_ATTRIBUTE, None)
     return found
 
 

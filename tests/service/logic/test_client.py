@@ -800,7 +800,7 @@ def test_silence_is_borne_longer_each_time_the_same_elements_are_asked_for() -> 
         [ask] = reader.asks()
         assert reader.owed_next() is ask
         assert reader.patience(f"w{number}", 10.0) == 10.0 * 2**number
-        reader.fall_silent(f"w{number}")
+        reader.note_silence(f"w{number}")
         reader.lose(f"w{number}")
     assert reader.owed_next() is None
     reader.join("a")

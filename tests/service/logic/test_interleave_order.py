@@ -15,7 +15,7 @@ from penstock.plan.shape import TURN_WIDTH, Shape
 from penstock.service.logic.client import Reading
 from penstock.service.logic.feeds import Ask, Failure, Limits
 from penstock.service.logic.fetching import Fetcher
-from penstock.service.logic.interleave_order import InputFeed, Placed
+from penstock.service.logic.interleave_order import InputFeed, PlacedChunk
 from penstock.service.protocol.messages import OpenIterationReply, Work
 
 Input = list[list[str]] | None
@@ -121,7 +121,7 @@ class Crew:
         if not count:
             rows, count = Failure(ValueError(elements[0][1])), 1
         places = np.array([place for place, _ in elements[:count]])
-        reader.arrive(ask.request, ask.at, Placed(rows, places), count * self.seconds)
+        reader.arrive(ask.request, ask.at, PlacedChunk(rows, places), count * self.seconds)
 
 
 def reading_of(

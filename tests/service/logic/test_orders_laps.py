@@ -257,7 +257,7 @@ def take(made: Reading, lengths: tuple[int, ...], most: int) -> list[tuple[int, 
             continue
         found.append((order.lap, feed.stream, feed.next))
         feed.next += 1
-        order.took(feed, 1)
+        order.note_taken(feed, 1)
     return found
 
 

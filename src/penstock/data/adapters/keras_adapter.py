@@ -46,7 +46,7 @@ _INSPECTED = 2
 _LOOK_AHEAD = 2
 """By how many batches Keras may read ahead of the model."""
 
-Marked = tuple[Any, Bookmark]
+Bookmarked = tuple[Any, Bookmark]
 """A batch, and the place after it."""
 
 Deliver = Callable[[Dataset], DeliveredIterator]
@@ -119,12 +119,12 @@ class KerasBatches:
         self._dataset = dataset
         self._steps = steps_per_epoch
         self._going: DeliveredIterator | None = None
-        self._seen: list[Marked] = []
+        self._seen: list[Bookmarked] = []
         self._given = 0
         self._complete = True
         self._first: int | None = None
         self._latest: DeliveredIterator | None = None
-        self._marks: deque[Bookmark] = deque(maxlen=_LOOK_AHEAD + 1)
+        self._bookmarks: deque[Bookmark] = deque(maxlen=_LOOK_AHEAD + 1)
         """The places after the last batches that Keras got."""
         self._loaded: dict[str, Any] | None = None
         """The state of the epoch that begins next, until Keras trains in it."""
@@ -141,12 +141,12 @@ class KerasBatches:
         """
         call = "KerasBatches.state_dict"
         behind = self._given - integer(call, "batch", batch, at_least=0) - 1
-        if not 0 <= behind < len(self._marks) or self._latest is None:
+        if not 0 <= behind < len(self._bookmarks) or self._latest is None:
             raise InvalidArgumentError(
                 f"{call}: batch {batch} is not one of the last that Keras got; call it in "
                 "on_train_batch_end, with its batch"
             )
-        input_state = self._latest._describe(self._marks[-1 - behind])
+        input_state = self._latest._describe(self._bookmarks[-1 - behind])
         return {"input": input_state, "batches": self._before + batch + 1}
 
     def load_state_dict(self, state: Any) -> None:
@@ -224,11 +224,11 @@ class KerasBatches:
         batches = self._pass(deliver) if self._steps is None else self._next(deliver, self._steps)
         is_resumed = self._loaded is not None
         self._given, self._complete = 0, False
-        self._marks.clear()
+        self._bookmarks.clear()
         try:
-            for batch, mark in batches:
+            for batch, bookmark in batches:
                 self._given += 1
-                self._marks.append(mark)
+                self._bookmarks.append(bookmark)
                 if self._given > _INSPECTED:
                     self._loaded = None
                 yield batch
@@ -248,12 +248,12 @@ class KerasBatches:
         self._silence.__enter__()
         warnings.filterwarnings("ignore", "Your input ran out of data")
 
-    def _pass(self, deliver: Deliver) -> PythonIterator[Marked]:
+    def _pass(self, deliver: Deliver) -> PythonIterator[Bookmarked]:
         """The batches of one iteration, or of the rest of the one whose state was loaded."""
         is_empty = True
-        for marked in self._read(self._open_pass(deliver)):
+        for bookmarked in self._read(self._open_pass(deliver)):
             is_empty = False
-            yield marked
+            yield bookmarked
         if is_empty and self._loaded is not None:
             yield from self._read(self._open_next_pass(deliver))
 
@@ -269,17 +269,17 @@ class KerasBatches:
         self._loaded = batches.state_dict()
         return batches
 
-    def _read(self, batches: DeliveredIterator) -> PythonIterator[Marked]:
+    def _read(self, batches: DeliveredIterator) -> PythonIterator[Bookmarked]:
         with contextlib.closing(batches):
             self._latest = batches
             for batch in batches:
-                mark = batches._bookmark()
+                bookmark = batches._bookmark()
                 if batches._is_at_end:
                     # Keras requests no more, but a cache is complete only after StopIteration.
                     next(batches, None)
-                yield batch, mark
+                yield batch, bookmark
 
-    def _next(self, deliver: Deliver, count: int) -> PythonIterator[Marked]:
+    def _next(self, deliver: Deliver, count: int) -> PythonIterator[Bookmarked]:
         """The next batches of one iteration that spans all epochs.
 
         Keras may take one or two batches to inspect, drop its iterator and train with another one:
@@ -293,9 +293,9 @@ class KerasBatches:
         going = self._going
         batches = itertools.chain(self._seen, ((batch, going._bookmark()) for batch in going))
         self._seen = []
-        for number, marked in enumerate(itertools.islice(batches, count), 1):
-            self._seen = [*self._seen, marked] if number <= min(_INSPECTED, count - 1) else []
-            yield marked
+        for number, bookmarked in enumerate(itertools.islice(batches, count), 1):
+            self._seen = [*self._seen, bookmarked] if number <= min(_INSPECTED, count - 1) else []
+            yield bookmarked
 
 
 def _resume(deliver: Deliver, dataset: Dataset, state: dict[str, Any]) -> DeliveredIterator:

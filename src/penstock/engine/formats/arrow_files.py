@@ -37,7 +37,7 @@ _HEAD = 1 << 12
 """As many bytes as the head of a message usually has at most."""
 
 _MAGIC = b"ARROW1"
-_MARK = b"\xff\xff\xff\xff"
+_CONTINUATION = b"\xff\xff\xff\xff"
 _OLD_MAGIC = b"FEA1"
 _SCHEMA, _DICTIONARY, _RECORD_BATCH = 1, 2, 3
 """Kinds of messages."""
@@ -107,7 +107,7 @@ class ArrowReader(TableReader):
         if magic.startswith(_MAGIC):
             footer = _read_footer(self._file, size)
             return _messages_of_file(self._file, size - 10 - len(footer), footer), footer
-        if magic.startswith(_MARK) or _begins_with_schema(self._file, size):
+        if magic.startswith(_CONTINUATION) or _begins_with_schema(self._file, size):
             return _messages_of_stream(self._file, size), None
         raise DataLossError(
             f"{self._call}: {self._path!r} is not an Arrow file: it "
@@ -212,7 +212,7 @@ def _messages_of_stream(file: BinaryIO, size: int) -> list[_Message]:
     while at < size:
         if at + 4 > size:
             raise EOFError("the file ends within a message")
-        if read_exactly(file, at, min(8, size - at)).removeprefix(_MARK)[:4] == bytes(4):
+        if read_exactly(file, at, min(8, size - at)).removeprefix(_CONTINUATION)[:4] == bytes(4):
             break
         messages.append(_message_at(file, at, size))
         at = messages[-1].end
@@ -222,7 +222,7 @@ def _messages_of_stream(file: BinaryIO, size: int) -> list[_Message]:
 
 
 def _begins_with_schema(file: BinaryIO, size: int) -> bool:
-    """Whether a file begins as streams did before Arrow 0.15, without `_MARK`."""
+    """Whether a file begins as streams did before Arrow 0.15, without `_CONTINUATION`."""
     try:
         return _message_at(file, 0, size).kind == _SCHEMA
     except (*DAMAGED, EOFError):
@@ -236,7 +236,7 @@ def _message_at(file: BinaryIO, start: int, size: int) -> _Message:
     the length only. The body follows the head.
     """
     prefix = read_exactly(file, start, 8)
-    head_start = start + (8 if prefix.startswith(_MARK) else 4)
+    head_start = start + (8 if prefix.startswith(_CONTINUATION) else 4)
     (length,) = struct.unpack_from("<i", prefix, head_start - start - 4)
     if not 0 <= length <= size - head_start:
         raise EOFError(f"the head of a message at byte {start} has {length} bytes")

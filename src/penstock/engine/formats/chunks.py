@@ -304,8 +304,8 @@ FORMAT = 1
 
 BEGINNING = b"ARROW1"
 _MAGIC = BEGINNING + bytes(2)
-_MARK = b"\xff\xff\xff\xff"
-_END = _MARK + bytes(4)
+_CONTINUATION = b"\xff\xff\xff\xff"
+_END = _CONTINUATION + bytes(4)
 _ALIGN = 64
 _ZEROS = bytes(_ALIGN)
 _V5 = Scalar("<h", 4)
@@ -342,7 +342,7 @@ def _head_of(kind: int, table: dict[int, Any], at: int, size: int = 0, body_crc:
         {0: _V5, 1: Scalar("<B", kind), 2: table, 3: Scalar("<q", size), _METADATA: crcs}
     )
     message += bytes(-(at + 8 + len(message)) % _ALIGN)
-    return _sign(_MARK + len(message).to_bytes(4, "little") + message, 8)
+    return _sign(_CONTINUATION + len(message).to_bytes(4, "little") + message, 8)
 
 
 def _sign(data: bytes, start: int) -> bytes:
@@ -525,7 +525,7 @@ class ArrowIn:
         size = int.from_bytes(prefix[4:], "little")
         if len(prefix) < 8:
             raise file.damage("the file ends here and is not complete")
-        if prefix[:4] != _MARK or size > _MOST_HEAD:
+        if prefix[:4] != _CONTINUATION or size > _MOST_HEAD:
             raise file.damage("no message begins here")
         data = prefix + file.read(size)
         if len(data) < 8 + size:

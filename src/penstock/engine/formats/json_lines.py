@@ -261,7 +261,7 @@ def _count_good(lines: list[bytes], options: Any = None) -> int:
 _MOST_ODD = 8
 """So many lines that do not fit are passed over to find the types; finding each takes time."""
 
-_MARK = b"\xef\xbb\xbf"
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 """Some programs begin UTF-8 files with it."""
 
 
@@ -279,7 +279,7 @@ def infer_schema(
     packing = JsonLinesReader.packing_of(path)
     with translate_errors(path, CALL), open_lines(as_path(path, CALL), packing) as file:
         data = _first_lines(file)
-    lines = [line for line in data.removeprefix(_MARK).split(b"\n") if line.strip()]
+    lines = [line for line in data.removeprefix(_BYTE_ORDER_MARK).split(b"\n") if line.strip()]
     if not lines:
         return None
     while isinstance(first := _parse_lines(lines[:1]), Exception):

@@ -165,7 +165,7 @@ def read_shard(path: str, shard: str, compression: str | None, spec: Any) -> Ite
 Shard = Callable[[Any], int]
 """Returns the number of the shard for an element."""
 
-Mark = dict[str, Any]
+RunProgress = dict[str, Any]
 """A run, and how many elements each of its shards had: where an interrupted save continues."""
 
 _OPEN_FILES = 64
@@ -176,7 +176,7 @@ class RunWriter:
     """Writes elements by shards; their spec is checked if it is given, and found out if not.
 
     `shapes` is a spec that says which shapes may differ, if `spec` is not given: see `ChunkWriter`.
-    `before` is the mark of an interrupted run, whose elements this one begins with.
+    `before` is the progress of an interrupted run, whose elements this one begins with.
     """
 
     def __init__(
@@ -187,7 +187,7 @@ class RunWriter:
         call: str,
         spec: Any = None,
         shapes: Any = None,
-        before: Mark | None = None,
+        before: RunProgress | None = None,
     ) -> None:
         self._continued = before
         self._path, self._call, self._shard = path, call, shard
@@ -210,9 +210,9 @@ class RunWriter:
         if before is not None:
             self._copy_or_abandon(before)
 
-    def _copy_or_abandon(self, mark: Mark) -> None:
+    def _copy_or_abandon(self, progress: RunProgress) -> None:
         try:
-            self._copy(mark)
+            self._copy(progress)
         except NotFoundError:
             self.abandon()
             raise NotFoundError(
@@ -223,18 +223,18 @@ class RunWriter:
             self.abandon()
             raise
 
-    def _copy(self, mark: Mark) -> None:
-        """Begins with the elements that an interrupted run had when it was marked."""
-        for number, count in mark["counts"]:
+    def _copy(self, progress: RunProgress) -> None:
+        """Begins with the elements that an interrupted run had when its progress was saved."""
+        for number, count in progress["counts"]:
             self._count += count
-            file = join(self._path, self._file(number, mark["run"]))
+            file = join(self._path, self._file(number, progress["run"]))
             for chunk in read_chunks(file, self._packing, self._call):
                 self._writer(number).write(chunk.rows(0, count))
                 count -= min(count, len(chunk))
                 if not count:
                     break
 
-    def mark(self) -> Mark:
+    def save_progress(self) -> RunProgress:
         """Makes all elements so far readable, and says how many there are."""
         for writer in self._writers.values():
             writer.settle()
@@ -244,7 +244,7 @@ class RunWriter:
         }
 
     def drop_continued(self) -> None:
-        """Removes the interrupted run; its elements were copied, and a newer mark was kept."""
+        """Removes the interrupted run: its elements were copied, and newer progress was saved."""
         if self._continued is not None:
             self._remove(self._continued["run"])
             self._continued = None

@@ -28,7 +28,7 @@ from penstock.engine.processes.shared_arrays import refer_to_shared
 from penstock.engine.tuning import cores
 from penstock.plan.array_references import ArrayReference, SharedArray
 
-_PIECE = (4 << 20) // BLOCK
+_SPAN_BLOCKS = (4 << 20) // BLOCK
 """Blocks that are compared at once."""
 
 
@@ -56,18 +56,18 @@ class ArrayShare:
             return False
         memory, same = self._holder.memory, threading.Event()
         same.set()
-        pieces = [
-            (begin * BLOCK, min((begin + _PIECE) * BLOCK, memory.size, stop * BLOCK))
+        spans = [
+            (begin * BLOCK, min((begin + _SPAN_BLOCKS) * BLOCK, memory.size, stop * BLOCK))
             for first, stop in runs_of(np.flatnonzero(memory.flags))
-            for begin in range(first, stop, _PIECE)
+            for begin in range(first, stop, _SPAN_BLOCKS)
         ]
 
         def compare(some: slice) -> None:
-            for start, end in pieces[some]:
+            for start, end in spans[some]:
                 if not np.array_equal(self._bytes[start:end], memory.bytes[start:end]):
                     same.clear()
 
-        _share_work(compare, len(pieces))
+        _share_work(compare, len(spans))
         return same.is_set()
 
     def close(self) -> None:
@@ -91,13 +91,13 @@ def _share_work(work: Callable[[slice], None], length: int) -> None:
 def name_by_content(array: Array) -> str:
     """A name that is equal for arrays of equal bytes, in every process."""
     data = _bytes_of(array)
-    size = _PIECE * BLOCK
+    size = _SPAN_BLOCKS * BLOCK
     digests = [b""] * -(-len(data) // size)
 
     def digest(some: slice) -> None:
         for number in range(some.start, some.stop):
-            piece = data[number * size : (number + 1) * size]
-            digests[number] = hashlib.sha256(piece.data).digest()
+            span = data[number * size : (number + 1) * size]
+            digests[number] = hashlib.sha256(span.data).digest()
 
     _share_work(digest, len(digests))
     return hashlib.sha256(b"".join(digests)).hexdigest()
@@ -114,9 +114,12 @@ class ArrayShares:
     def __bool__(self) -> bool:
         return bool(self._current)
 
-    def lease(self, by_content: bool = False) -> ShareLease:
-        """For one stream; `by_content`: equal arrays of other processes must have the same name."""
-        return ShareLease(partial(self._borrow, by_content), self._give_back)
+    def add_user(self, by_content: bool = False) -> ShareUser:
+        """Returns the user for one stream.
+
+        `by_content`: equal arrays of other processes must have the same name.
+        """
+        return ShareUser(partial(self._borrow, by_content), self._give_back)
 
     def _borrow(self, by_content: bool, array: Array) -> ArrayShare:
         place = (array.ctypes.data, array.shape, array.strides, array.dtype)
@@ -141,14 +144,14 @@ class ArrayShares:
                     share.close()
 
     def close(self) -> None:
-        """Frees the memory; to be called when no stream has a lease."""
+        """Frees the memory; to be called when no stream uses a share."""
         with self._lock:
             for share in self._current.values():
                 share.close()
             self._current.clear()
 
 
-class ShareLease:
+class ShareUser:
     """The shares that one stream uses, until it is closed."""
 
     def __init__(

@@ -91,7 +91,7 @@ class Admission:
     Args:
         listening: Listening sockets, which this object closes.
         security: The token, and the certificates for TCP connections.
-        mark: The purpose of the connections (see `security`).
+        greeting: The purpose of the connections (see `security`).
         welcome: Makes a guest of a connection that has proved the token.
         grace: Seconds in which dismissed guests may finish their current request.
         last_loss: The last process that a worker lost for a plan, by digest.
@@ -101,15 +101,15 @@ class Admission:
         self,
         listening: Sequence[socket.socket],
         security: Security,
-        mark: bytes,
+        greeting: bytes,
         welcome: Callable[[socket.socket, ServerHandshake], Guest],
         *,
         grace: float = 0.0,
         last_loss: Callable[[bytes], ProcessLoss] = no_process_loss,
     ) -> None:
         self._listening = list(listening)
-        self._token, self._mark, self._welcome = security.token, mark, welcome
-        self._name = f"{mark.decode().strip()} at {self._listening[0].getsockname()}"
+        self._token, self._greeting, self._welcome = security.token, greeting, welcome
+        self._name = f"{greeting.decode().strip()} at {self._listening[0].getsockname()}"
         try:
             self._context = security.server_context()
         except BaseException:
@@ -281,7 +281,7 @@ class Admission:
             connected,
             self._token,
             deadline,
-            mark=self._mark,
+            greeting=self._greeting,
             has_room=self._has_room,
             last_loss=self._last_loss,
         )

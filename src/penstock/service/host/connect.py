@@ -115,7 +115,7 @@ class _Opener:
         self._shared = borrow(node, home)
         self._session = self._shared.service.session
         shared_job = node.job_name is not None and not self._session.local
-        self._arrays = self._shared.arrays.lease(by_content=shared_job)
+        self._arrays = self._shared.arrays.add_user(by_content=shared_job)
         self._uploads: ArrayUploads | None = None
         self._spec = context.environment.spec(node)
         leaves, self._tree = nest.flatten(self._spec)

@@ -69,7 +69,7 @@ SMALL = 64 << 10
 """Bytes of the largest message that is read without waiting for a turn (`before_large`)."""
 
 _HEAD = struct.Struct("<4sI")
-_MARK = b"\xf0Pc1"
+_MAGIC = b"\xf0Pc1"
 _BUFFER_SIZE = 16 << 10
 _CLOSED = "the other side closed the connection"
 _REQUESTS, _REPLIES = b"requests", b"replies"
@@ -98,7 +98,7 @@ class ControlConnection:
     def send(self, message: bytes, deadline: float | None) -> None:
         """Sends a message. Without a deadline it does not wait: it raises OSError if the message
         does not fit the buffer of the socket."""
-        head = _HEAD.pack(_MARK, len(message)) + self._sent.prove(message)
+        head = _HEAD.pack(_MAGIC, len(message)) + self._sent.prove(message)
         if deadline is None:
             self.connected.settimeout(0.0)
         else:
@@ -122,10 +122,10 @@ class ControlConnection:
         """
         if before_wait is not None:
             self._read_arrived(before_wait)
-        mark, size = _HEAD.unpack(self._receive_small(_HEAD.size, deadline))
-        if mark != _MARK or size > LARGEST:
+        magic, size = _HEAD.unpack(self._receive_small(_HEAD.size, deadline))
+        if magic != _MAGIC or size > LARGEST:
             raise DataLossError(
-                f"{mark!r} and a size of {size} bytes cannot begin a control message"
+                f"{magic!r} and a size of {size} bytes cannot begin a control message"
             )
         claim = bytes(self._receive_small(PROOF_SIZE, deadline))
         if size > SMALL:

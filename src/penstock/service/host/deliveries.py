@@ -26,9 +26,9 @@ from penstock.plan.shape import Form
 from penstock.service.host.agent import Agent
 from penstock.service.host.data_client import Link, Links
 from penstock.service.host.telemetry import ReaderTraces
-from penstock.service.logic.feeds import Ask, Failure, Feed, Piece
+from penstock.service.logic.feeds import Ask, Failure, Feed, FeedChunk
 from penstock.service.logic.fetching import Blame, Fetcher
-from penstock.service.logic.interleave_order import InputFeed, Placed
+from penstock.service.logic.interleave_order import InputFeed, PlacedChunk
 from penstock.service.protocol import timing
 from penstock.service.protocol.data_messages import (
     Closing,
@@ -259,7 +259,7 @@ class Deliveries:
         for link in self._links.silent(self._silence):
             silence = link.silence(self._now())
             if silence > self._fetcher.patience(link.worker, self._silence):
-                self._fetcher.fall_silent(link.worker)
+                self._fetcher.note_silence(link.worker)
                 self._replace(
                     link, f"it has said nothing for {silence:.0f} s, not even that it lives"
                 )
@@ -322,25 +322,25 @@ class Deliveries:
             self._traces.note_arrival(rows.request, rows.start)
         at = rows.start
         places = columns.pop() if self._fetcher.takes_turns else None
-        for piece in self._structures.pieces(rows, columns):
-            came: Piece = piece
+        for chunk in self._structures.make_chunks(rows, columns):
+            came: FeedChunk = chunk
             if places is not None:
-                came = Placed(piece, places[at - rows.start :][: len(piece)])
+                came = PlacedChunk(chunk, places[at - rows.start :][: len(chunk)])
             self._fetcher.arrive(rows.request, at, came, rows.seconds, rows.began)
-            at += len(piece)
+            at += len(chunk)
         if rows.mark is not None:
             self._fetcher.mark(rows.request, rows.mark)
 
     def _process_failure(self, failed: Failed) -> None:
         if self._traces is not None:
             self._traces.note_arrival(failed.request, failed.ordinal, failed.kind)
-        failure: Piece = Failure(from_failed(failed), failed.counted)
+        failure: FeedChunk = Failure(from_failed(failed), failed.counted)
         if self._fetcher.takes_turns:
-            failure = Placed(failure, [failed.place])
+            failure = PlacedChunk(failure, [failed.place])
         self._fetcher.arrive(failed.request, failed.ordinal, failure, began=failed.began)
 
     def _process_end(self, link: Link, done: Done) -> None:
-        """Closes the worker's task if the worker will be asked for nothing more of a piece."""
+        """Closes the worker's task if the worker will be asked for nothing more of a stream."""
         self._note_figures(link, done)
         feed = self._fetcher.done(
             done.request,
@@ -394,7 +394,7 @@ class Structures:
         self._kind: Any = None
         self._first = ""
 
-    def pieces(self, rows: Rows, columns: list[Any]) -> list[Chunk | Failure]:
+    def make_chunks(self, rows: Rows, columns: list[Any]) -> list[Chunk | Failure]:
         """Returns one chunk, or one failure for each element if the structure is wrong."""
         if rows.structure == text_of(self._tree):
             return [Chunk(self._tree, columns, rows.count)]

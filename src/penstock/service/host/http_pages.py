@@ -53,7 +53,7 @@ _LOG = logging.getLogger("penstock.service")
 # Every connection is a stranger of `Admission`: its time, its bytes and the number of connections
 # are bounded in the same way as for other ports. A client that follows a feed is a guest.
 
-_MARK = b"penstock http"
+_GREETING = b"penstock http"
 
 LARGEST = 8 << 10
 """Bytes of the largest request that is read."""
@@ -115,7 +115,7 @@ class HttpServer(Admission):
         self.port: int = listening.getsockname()[1]
         self._host = reachable_host(host)
         self.scheme = "http" if security.certificates is None or is_loopback(host) else "https"
-        super().__init__([listening], security, _MARK, _refuse_guests)
+        super().__init__([listening], security, _GREETING, _refuse_guests)
         self.most_guests = min(self.most_guests, MOST_FOLLOWERS)
         self._pages = pages
         tokens = (security.token, make_metrics_token(security.token))

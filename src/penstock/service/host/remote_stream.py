@@ -40,7 +40,7 @@ from penstock.service.host.runtime import MACHINE, Bell, Runtime
 from penstock.service.host.services import Session
 from penstock.service.host.telemetry import ReaderTraces
 from penstock.service.logic.client import Reading, claims_of
-from penstock.service.logic.feeds import Ask, Failure, Limits, Piece
+from penstock.service.logic.feeds import Ask, Failure, FeedChunk, Limits
 from penstock.service.logic.leases import describe_ranges
 from penstock.service.protocol import timing
 from penstock.service.protocol.messages import (
@@ -159,19 +159,19 @@ class RemoteStream(Stream):
             self._traces.note_pull(self._now() - started)
 
     def _pull(self, limit: int) -> Chunk:
-        piece = None
+        chunk = None
         if self._failure is None and not self._ended:
-            piece = self._take_arrived(limit)
-        if piece is None:
-            piece = self._wait_for_elements(limit)
-        self._prepare_next(len(piece))
-        if isinstance(piece, Failure):
-            raise piece.error
-        assert isinstance(piece, Chunk)
-        self._deliveries.check_structure(piece)
-        return piece
+            chunk = self._take_arrived(limit)
+        if chunk is None:
+            chunk = self._wait_for_elements(limit)
+        self._prepare_next(len(chunk))
+        if isinstance(chunk, Failure):
+            raise chunk.error
+        assert isinstance(chunk, Chunk)
+        self._deliveries.check_structure(chunk)
+        return chunk
 
-    def _take_arrived(self, limit: int) -> Piece | None:
+    def _take_arrived(self, limit: int) -> FeedChunk | None:
         """Takes elements that have arrived; None if none may be handed out now."""
         now = self._now()
         if not self._ready or not self._agent.holds_leases(now):
@@ -192,7 +192,7 @@ class RemoteStream(Stream):
         """Waits for elements; raises StopIteration at the end of the data."""
         counted = self._now()
 
-        def take() -> Piece | None:
+        def take() -> FeedChunk | None:
             nonlocal counted
             found, now = self._take_arrived(limit), self._now()
             self._waited += now - counted
@@ -205,9 +205,9 @@ class RemoteStream(Stream):
             return found
 
         try:
-            if (piece := self._wait(take)) is None:
+            if (chunk := self._wait(take)) is None:
                 raise StopIteration
-            return piece
+            return chunk
         finally:
             if self._opening.figures is not None:
                 self._opening.figures.call = ""

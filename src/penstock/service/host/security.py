@@ -359,8 +359,8 @@ def _own_user() -> int:
 
 # The handshake: each side of a connection proves the token, and names its protocol.
 #
-#     client   mark, nonce, terms with its version of the protocol
-#     server   mark, nonce
+#     client   greeting, nonce, terms with its version of the protocol
+#     server   greeting, nonce
 #     client   proof
 #     server   verdict, its version of the protocol, process loss, proof
 #
@@ -370,16 +370,16 @@ def _own_user() -> int:
 
 
 DATA, CONTROL = b"penstock data 6\n", b"penstock ctrl 3\n"
-"""Marks: the purpose of a connection, and the form of its handshake. Both sides send theirs first.
+"""Greetings, which each side sends first: the purpose of a connection, the form of its handshake.
 
 The form of the handshake is the one thing that the version of the protocol does not cover.
 """
 
 _PURPOSE = len(b"penstock data")
-"""Bytes of a mark that name the purpose."""
+"""Bytes of a greeting that name the purpose."""
 
 _TLS_ONLY = b"penstock by TLS\n"
-"""The mark of a server that requires TLS, sent to clients that begin without it."""
+"""The greeting of a server that requires TLS, sent to clients that begin without it."""
 
 _NONCE = 32
 _TERMS = struct.Struct("<BxHH32sH")
@@ -461,7 +461,7 @@ def server_handshake(
     connected: socket.socket,
     token: bytes,
     deadline: float,
-    mark: bytes = DATA,
+    greeting: bytes = DATA,
     has_room: Callable[[], bool] = lambda: True,
     last_loss: Callable[[bytes], ProcessLoss] = no_process_loss,
 ) -> ServerHandshake:
@@ -471,11 +471,11 @@ def server_handshake(
     `has_room` returns False, FailedPreconditionError if the client is too old, DataLossError if it
     is not one of penstock's.
     """
-    asked = _receive(connected, len(mark) + _NONCE + _TERMS.size, deadline)
-    answered = mark + os.urandom(_NONCE)
-    # Sent to clients with another mark, too: their error message says what listens here.
+    asked = _receive(connected, len(greeting) + _NONCE + _TERMS.size, deadline)
+    answered = greeting + os.urandom(_NONCE)
+    # Sent to clients with another greeting, too: their error message says what listens here.
     _send(connected, answered, deadline)
-    if not asked.startswith(mark):
+    if not asked.startswith(greeting):
         raise DataLossError("the other side does not speak this protocol")
     claim = _receive(connected, PROOF_SIZE, deadline)
     if not is_proof(claim, token, _CLIENT, asked, answered):
@@ -497,17 +497,17 @@ def server_handshake(
 
 
 def client_handshake(
-    connected: socket.socket, token: bytes, terms: Terms, deadline: float, mark: bytes = DATA
+    connected: socket.socket, token: bytes, terms: Terms, deadline: float, greeting: bytes = DATA
 ) -> ClientHandshake:
     """The client's side.
 
     Raises UnauthenticatedError if the tokens differ, ssl.SSLError if only the server uses TLS,
     FailedPreconditionError if one side is too old for the other, DataLossError if the server is not
-    one of penstock's, or not of the kind that `mark` names.
+    one of penstock's, or not of the kind that `greeting` names.
     """
-    asked = mark + os.urandom(_NONCE) + _TERMS.pack(*terms)
+    asked = greeting + os.urandom(_NONCE) + _TERMS.pack(*terms)
     _send(connected, asked, deadline)
-    answered = _receive_answer(connected, mark, deadline)
+    answered = _receive_answer(connected, greeting, deadline)
     _send(connected, make_proof(token, _CLIENT, asked, answered), deadline)
     received = _receive(connected, 1 + _VERSION.size + _LOSS.size + PROOF_SIZE, deadline)
     said, claim = received[:-PROOF_SIZE], received[-PROOF_SIZE:]
@@ -544,16 +544,16 @@ def refuse_without_tls(connected: socket.socket, deadline: float) -> bool:
     return True
 
 
-def _receive_answer(connected: socket.socket, mark: bytes, deadline: float) -> bytes:
-    answered = _receive(connected, len(mark), deadline)
+def _receive_answer(connected: socket.socket, greeting: bytes, deadline: float) -> bytes:
+    answered = _receive(connected, len(greeting), deadline)
     if answered == _TLS_ONLY or answered.startswith((b"\x15\x03", b"\x16\x03")):
         raise ssl.SSLError(1, "the other side uses certificates and this one does not")
-    if answered != mark and answered.startswith(mark[:_PURPOSE]):
+    if answered != greeting and answered.startswith(greeting[:_PURPOSE]):
         raise FailedPreconditionError(
             f"begins connections as {answered.decode(errors='replace').strip()!r}, and this "
-            f"process as {mark.decode().strip()!r}; install neighbouring versions of penstock"
+            f"process as {greeting.decode().strip()!r}; install neighbouring versions of penstock"
         )
-    if answered != mark:
+    if answered != greeting:
         raise DataLossError(f"what answers speaks another protocol ({answered!r})")
     return answered + _receive(connected, _NONCE, deadline)
 
@@ -568,12 +568,12 @@ def _receive(connected: socket.socket, size: int, deadline: float) -> bytes:
     data = b""
     while len(data) < size:
         set_timeout(connected, deadline)
-        piece = b""
+        received = b""
         with contextlib.suppress(*_DISCONNECTED):
-            piece = connected.recv(size - len(data))
-        if not piece:
+            received = connected.recv(size - len(data))
+        if not received:
             raise UnavailableError("the other side closed the connection")
-        data += piece
+        data += received
     return data
 
 

@@ -396,13 +396,13 @@ def register(
     """
     dispatcher = _find_session(service)
     shares = ArrayShares()
-    lease = shares.lease(by_content=True)
+    user = shares.add_user(by_content=True)
     try:
-        registered = dispatcher.register(plan, spec, dataset_id, lasting=lasting, refer=lease.refer)
-        for share in lease.shares:
+        registered = dispatcher.register(plan, spec, dataset_id, lasting=lasting, refer=user.refer)
+        for share in user.shares:
             send_everything(dispatcher.call, share)
     finally:
-        lease.close()
+        user.close()
         shares.close()
     REGISTERED_SEEDS[dispatcher.address, registered] = seeds_of(plan)
     return registered

@@ -13,7 +13,7 @@ from typing import Any
 
 from penstock.errors import InvalidArgumentError
 from penstock.plan.shape import OWNED_FORMS, WHOLE, Form, Shape
-from penstock.service.logic.feeds import LEAST_AHEAD, Failure, Feed, Limits, Piece, spans
+from penstock.service.logic.feeds import LEAST_AHEAD, Failure, Feed, FeedChunk, Limits, spans
 from penstock.service.logic.fetching import Fetcher, Order
 from penstock.service.logic.interleave_order import MOST_INPUTS, InterleaveOrder
 from penstock.service.logic.leases import Ranges
@@ -169,38 +169,38 @@ class Reading:
 
     # Handing out
 
-    def take(self, count: int, now: float) -> Piece | None:
+    def take(self, count: int, now: float) -> FeedChunk | None:
         """The next elements (or a `Failure`); None if none has arrived."""
         while (taken := self._take(count, now)) is not None:
             if not self._is_repeated(*taken):
                 return taken[2]
         return None
 
-    def _is_repeated(self, feed: Feed, start: int, piece: Piece) -> bool:
+    def _is_repeated(self, feed: Feed, start: int, chunk: FeedChunk) -> bool:
         """Whether this failure repeats the failure of the part before it.
 
         A file that cannot be opened is one error, although each of its parts fails. Where the
         order is kept, `SequentialOrder` compares the parts instead.
         """
-        if self.replays or start or feed.began is None or not isinstance(piece, Failure):
+        if self.replays or start or feed.began is None or not isinstance(chunk, Failure):
             return False
         self._unread.add(feed.stream)
         return feed.began > 0 and feed.stream - 1 in self._unread
 
-    def _take(self, count: int, now: float) -> tuple[Feed, int, Piece] | None:
+    def _take(self, count: int, now: float) -> tuple[Feed, int, FeedChunk] | None:
         self._record.settle()
         if self.leased:
             # The dispatcher leases what is not reported again if this client is lost.
             count = max(1, min(count, self._requests.pace.count_in(timing.UNREPORTED_WORK)))
         taken = self.fetcher.take(count)
         if taken is not None and self.leased:
-            feed, start, piece = taken
+            feed, start, chunk = taken
             self._record.note_end(feed)
-            self._record.hand_out(StreamRange(feed.stream, start, start + len(piece)))
-            self._requests.pace.note(len(piece), now)
+            self._record.hand_out(StreamRange(feed.stream, start, start + len(chunk)))
+            self._requests.pace.note(len(chunk), now)
         return taken
 
-    def take_turns(self, count: int) -> list[Piece]:
+    def take_turns(self, count: int) -> list[FeedChunk]:
         """The next elements in parts (or a `Failure`); empty if none has arrived."""
         assert isinstance(self.fetcher.order, InterleaveOrder)
         return self.fetcher.take_turns(self.fetcher.order, count)

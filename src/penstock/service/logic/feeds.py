@@ -42,8 +42,8 @@ SHORT = 1 << 11
 """The most elements that inputs of one request have together, if they are small and not slow."""
 
 
-class Piece(Protocol):
-    """Consecutive elements; a chunk is one."""
+class FeedChunk(Protocol):
+    """Consecutive elements that a worker sent, such as a `Chunk` or one `Failure`."""
 
     def __len__(self) -> int: ...
 
@@ -140,7 +140,7 @@ class Feed:
         """Ranges beyond `next` that were handed out: start to stop."""
         self.pledged: tuple[int, int] | None = None
         """The range that is handed out next, if a state says so; see `pledge`."""
-        self._pieces: dict[int, Piece] = {}
+        self._chunks: dict[int, FeedChunk] = {}
         """What has arrived and was not handed out, by its first ordinal."""
         self._asked = start
         """Every ordinal below it was requested."""
@@ -235,33 +235,33 @@ class Feed:
     @property
     def is_requested(self) -> bool:
         """Whether anything was requested."""
-        return self._asked > self.next or bool(self._pieces) or self.length is not None
+        return self._asked > self.next or bool(self._chunks) or self.length is not None
 
     @property
     def is_known(self) -> bool:
         """Whether anything is known of the stream."""
-        return bool(self._pieces) or self.length is not None
+        return bool(self._chunks) or self.length is not None
 
     @property
-    def pieces(self) -> Iterable[Piece]:
+    def chunks(self) -> Iterable[FeedChunk]:
         """What has arrived and was not handed out."""
-        return self._pieces.values()
+        return self._chunks.values()
 
     @property
     def is_unread(self) -> bool:
         """Whether the stream is a part of a file, but not the first, that could not be opened."""
-        return bool(self.began) and not self.next and isinstance(self._pieces.get(0), Failure)
+        return bool(self.began) and not self.next and isinstance(self._chunks.get(0), Failure)
 
     def note_part(self, began: int | None, ended: int | None = None) -> None:
         """Notes where a worker found that the part of a file begins and ends."""
         self.began = self.began if began is None else began
         self.ended = self.ended if ended is None else ended
 
-    def arrive(self, start: int, piece: Piece) -> None:
-        if self.length is not None and start + len(piece) > self.length:
-            self._raise_inconsistent(start + len(piece))
-        self._arrived = max(self._arrived, start + len(piece))
-        self._pieces[start] = piece
+    def arrive(self, start: int, chunk: FeedChunk) -> None:
+        if self.length is not None and start + len(chunk) > self.length:
+            self._raise_inconsistent(start + len(chunk))
+        self._arrived = max(self._arrived, start + len(chunk))
+        self._chunks[start] = chunk
         # A worker that sends what is behind a mark has used it. Large marks are then dropped.
         self.marks[:] = [m for m in self.marks if m.ordinal > start or not m.is_large]
 
@@ -281,7 +281,7 @@ class Feed:
 
     def ready(self, anywhere: bool = False) -> bool:
         """Whether elements can be handed out; `anywhere`: any, not only the next ones."""
-        return bool(self._pieces) if anywhere else self.next in self._pieces
+        return bool(self._chunks) if anywhere else self.next in self._chunks
 
     @property
     def is_dry(self) -> bool:
@@ -290,30 +290,30 @@ class Feed:
 
     @property
     def here(self) -> int:
-        """How many elements from `next` on are in one piece that has arrived."""
-        piece = self._pieces.get(self.next)
-        return 0 if piece is None else len(piece)
+        """How many elements from `next` on are in one chunk that has arrived."""
+        chunk = self._chunks.get(self.next)
+        return 0 if chunk is None else len(chunk)
 
     def pledge(self) -> None:
-        """Chooses which of the pieces that have arrived is handed out next."""
+        """Chooses which of the chunks that have arrived is handed out next."""
         start = self._first()
-        self.pledged = start, start + len(self._pieces[start])
+        self.pledged = start, start + len(self._chunks[start])
 
     def _first(self) -> int:
         if self.pledged is not None:
             return self.pledged[0]
-        return self.next if self.next in self._pieces else next(iter(self._pieces))
+        return self.next if self.next in self._chunks else next(iter(self._chunks))
 
-    def take(self, count: int, anywhere: bool = False) -> tuple[int, Piece]:
+    def take(self, count: int, anywhere: bool = False) -> tuple[int, FeedChunk]:
         """Takes the elements at `next` (`anywhere`: any that arrived), with their first ordinal."""
         start = self._first() if anywhere else self.next
         self.pledged = None
-        piece = self._pieces.pop(start)
-        if len(piece) > count:
-            self._pieces[start + count] = piece.rows(count, len(piece))
-            piece = piece.rows(0, count)
-        self._hand_out(start, start + len(piece))
-        return start, piece
+        chunk = self._chunks.pop(start)
+        if len(chunk) > count:
+            self._chunks[start + count] = chunk.rows(count, len(chunk))
+            chunk = chunk.rows(0, count)
+        self._hand_out(start, start + len(chunk))
+        return start, chunk
 
     def has_handed_out(self, ordinal: int) -> bool:
         """Whether an element was handed out."""

@@ -22,11 +22,11 @@ from penstock.service.logic.feeds import (
     Asks,
     Failure,
     Feed,
+    FeedChunk,
     Limits,
-    Piece,
     Sizes,
 )
-from penstock.service.logic.interleave_order import InputFeed, InterleaveOrder, Placed
+from penstock.service.logic.interleave_order import InputFeed, InterleaveOrder, PlacedChunk
 from penstock.service.logic.orders import LeaseOrder, RoundRobinOrder, SequentialOrder
 from penstock.service.protocol.data_messages import LARGE_STATE, MOST_STATE, Mark
 
@@ -124,7 +124,7 @@ class Fetcher:
         ask = self._first_of(worker)
         return seconds * (1 if ask is None else 1 << self._silences.get(_place(ask), 0))
 
-    def fall_silent(self, worker: str) -> None:
+    def note_silence(self, worker: str) -> None:
         """Notes that a worker was silent for longer than `patience`; the caller then loses it."""
         if (ask := self._first_of(worker)) is not None:
             self._silences = {_place(ask): self._silences.get(_place(ask), 0) + 1}
@@ -213,8 +213,8 @@ class Fetcher:
         """Subtracts what replaced feeds had, and what the order has released, from the counts."""
         for feed in self.order.pop_dropped():
             feed.void = True
-            self._here -= sum(map(len, feed.pieces))
-            self._buffered -= sum(piece.nbytes for piece in feed.pieces)
+            self._here -= sum(map(len, feed.chunks))
+            self._buffered -= sum(chunk.nbytes for chunk in feed.chunks)
         rows, nbytes = self.order.pop_freed()
         self._here -= rows
         self._buffered -= nbytes
@@ -426,7 +426,7 @@ class Fetcher:
         self,
         request: int,
         start: int,
-        piece: Piece,
+        chunk: FeedChunk,
         seconds: float = 0.0,
         began: int | None = None,
     ) -> None:
@@ -434,16 +434,16 @@ class Fetcher:
         ask = self._asks.get(request)
         if ask is None or start != ask.at:
             return
-        ask.at = start + len(piece)
-        self._owed -= len(piece)
+        ask.at = start + len(chunk)
+        self._owed -= len(chunk)
         if ask.feed.void:
             return
-        ask.feed.arrive(start, piece)
+        ask.feed.arrive(start, chunk)
         ask.feed.note_part(began)
-        self._here += len(piece)
-        self._buffered += piece.nbytes
-        if not isinstance(piece.rows_ if isinstance(piece, Placed) else piece, Failure):
-            self.sizes.record(len(piece), piece.nbytes, seconds)
+        self._here += len(chunk)
+        self._buffered += chunk.nbytes
+        if not isinstance(chunk.content if isinstance(chunk, PlacedChunk) else chunk, Failure):
+            self.sizes.record(len(chunk), chunk.nbytes, seconds)
 
     def mark(self, request: int, mark: Mark) -> None:
         """Adds a mark, from which another worker can continue."""
@@ -530,7 +530,7 @@ class Fetcher:
             assert isinstance(self.order, InterleaveOrder)
             self.order.divide(feed)
         else:
-            self.arrive(ask.request, ask.at, Placed(failure, [None]))
+            self.arrive(ask.request, ask.at, PlacedChunk(failure, [None]))
 
     def promise(self, stream: int, start: int, stop: int) -> None:
         """Hands out what a saved state had pledged before anything else."""
@@ -552,7 +552,7 @@ class Fetcher:
         assert self._pledge.pledged is not None
         return self._pledge.stream, *self._pledge.pledged
 
-    def take(self, count: int) -> tuple[Feed, int, Piece] | None:
+    def take(self, count: int) -> tuple[Feed, int, FeedChunk] | None:
         """The next elements, with their feed and first ordinal; None if none has arrived."""
         self._discard()
         if self._promised:
@@ -562,27 +562,27 @@ class Fetcher:
                 return taken
         return None
 
-    def take_turns(self, order: InterleaveOrder, count: int) -> list[Piece]:
+    def take_turns(self, order: InterleaveOrder, count: int) -> list[FeedChunk]:
         """The next elements that have arrived, of all inputs whose turns come within `count`."""
         parts = order.take(count)
         self._discard()
         return parts
 
-    def _take(self, feed: Feed, count: int, anywhere: bool) -> tuple[Feed, int, Piece] | None:
+    def _take(self, feed: Feed, count: int, anywhere: bool) -> tuple[Feed, int, FeedChunk] | None:
         if not feed.ready(anywhere):
             return None
         self._pledge = None
         if self._promised:
-            start, piece = feed.take(count)
+            start, chunk = feed.take(count)
             self._promised = [feed for feed in self._promised if not feed.over]
         else:
-            start, piece = feed.take(min(count, self.order.room(feed)), anywhere)
-            if isinstance(piece, Failure):
-                piece.number(self.order.find_number)
-            self.order.took(feed, len(piece))
-        self._here -= len(piece)
-        self._buffered -= piece.nbytes
-        return feed, start, piece
+            start, chunk = feed.take(min(count, self.order.room(feed)), anywhere)
+            if isinstance(chunk, Failure):
+                chunk.number(self.order.find_number)
+            self.order.note_taken(feed, len(chunk))
+        self._here -= len(chunk)
+        self._buffered -= chunk.nbytes
+        return feed, start, chunk
 
     def _candidates(self) -> Iterable[Feed]:
         if not self.ordered and not isinstance(self.order, InterleaveOrder):

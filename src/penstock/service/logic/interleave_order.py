@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from penstock.plan.shape import TURN_WIDTH
-from penstock.service.logic.feeds import SHORT, Failure, Feed, Piece
+from penstock.service.logic.feeds import SHORT, Failure, Feed, FeedChunk
 from penstock.service.logic.orders import FeedOrder
 from penstock.service.protocol.data_messages import MOST_STATE, NumberInPiece
 
@@ -27,21 +27,21 @@ MOST_INPUTS = 256
 
 
 @dataclass(frozen=True)
-class Placed:
+class PlacedChunk:
     """Elements and their places: `places[i]` is the place of element i."""
 
-    rows_: Piece
+    content: FeedChunk
     places: Any
 
     def __len__(self) -> int:
-        return len(self.rows_)
+        return len(self.content)
 
     @property
     def nbytes(self) -> int:
-        return self.rows_.nbytes
+        return self.content.nbytes
 
     def rows(self, start: int, stop: int) -> Any:
-        return self.rows_.rows(start, stop)
+        return self.content.rows(start, stop)
 
 
 class InputFeed(Feed):
@@ -75,31 +75,31 @@ class InputFeed(Feed):
         Chunks that arrived damaged are requested again after their request has ended; the end of
         the request says how long the inputs are, so knowing `lengths` is not enough.
         """
-        arrived = sum(map(len, self.pieces))
+        arrived = sum(map(len, self.chunks))
         return self.lengths is not None and arrived == self.length
 
     def mark(self, ordinal: int, most: int = MOST_STATE) -> Any:
         return None if self.whole else super().mark(ordinal, most)
 
-    def find(self, ordinal: int) -> tuple[int, Placed] | None:
-        """The piece that contains an ordinal, and its first ordinal; None if it has not arrived."""
-        found = self._pieces.get(ordinal)
+    def find(self, ordinal: int) -> tuple[int, PlacedChunk] | None:
+        """The chunk that contains an ordinal, and its first ordinal; None if it has not arrived."""
+        found = self._chunks.get(ordinal)
         start = ordinal
         if found is None and self.whole:
-            starts = sorted(self._pieces)
+            starts = sorted(self._chunks)
             place = bisect_right(starts, ordinal) - 1
             start = starts[place] if place >= 0 else ordinal
-            found = self._pieces.get(start)
-        if not isinstance(found, Placed) or ordinal >= start + len(found):
+            found = self._chunks.get(start)
+        if not isinstance(found, PlacedChunk) or ordinal >= start + len(found):
             return None
         return start, found
 
     def first_of(self, index: int) -> int:
         """The ordinal of the first element of an input, once all inputs have arrived."""
-        for start in sorted(self._pieces):
-            piece = self._pieces[start]
-            assert isinstance(piece, Placed)
-            for offset, place in enumerate(piece.places):
+        for start in sorted(self._chunks):
+            chunk = self._chunks[start]
+            assert isinstance(chunk, PlacedChunk)
+            for offset, place in enumerate(chunk.places):
                 if place // TURN_WIDTH >= index:
                     return start + offset
         return self.length or 0
@@ -109,11 +109,11 @@ class InputFeed(Feed):
         of the first input."""
         return ordinal < self.reached
 
-    def let_go(self, start: int) -> Piece:
-        """Removes the piece that begins at an ordinal; it was handed out."""
-        piece = self._pieces.pop(start)
-        self.next = max(self.next, start + len(piece))
-        return piece
+    def remove_chunk(self, start: int) -> FeedChunk:
+        """Removes the chunk that begins at an ordinal; it was handed out."""
+        chunk = self._chunks.pop(start)
+        self.next = max(self.next, start + len(chunk))
+        return chunk
 
 
 @dataclass
@@ -127,17 +127,17 @@ class InputTurn:
     begin: int = 0
     """The ordinal of its first element."""
     start: int = 0
-    piece: Placed | None = None
-    """The piece that contains `at`; it begins at `start`."""
+    chunk: PlacedChunk | None = None
+    """The chunk that contains `at`; it begins at `start`."""
 
     def event(self) -> tuple[int, str] | None:
         """The place of what comes next, and whether it is a row, a failure or the end."""
-        if self.piece is None or self.at >= self.start + len(self.piece):
+        if self.chunk is None or self.at >= self.start + len(self.chunk):
             found = self.feed.find(self.at)
             if found is None:
                 return self._end()
-            self.start, self.piece = found
-        place = self.piece.places[self.at - self.start]
+            self.start, self.chunk = found
+        place = self.chunk.places[self.at - self.start]
         if place is None:
             return self.position, "failure"
         index, code = divmod(int(place), TURN_WIDTH)
@@ -154,9 +154,9 @@ class InputTurn:
 
     def count(self, left: int, most: int) -> int:
         """How many rows to hand out, if the turn lasts for `left` more places."""
-        assert self.piece is not None
+        assert self.chunk is not None
         offset = self.at - self.start
-        places = self.piece.places
+        places = self.chunk.places
         limit = self.index * TURN_WIDTH + 2 * (self.position + left)
         if most == 1 or len(places) <= offset + 1 or places[offset + 1] >= limit:
             return 1
@@ -312,42 +312,42 @@ class InterleaveOrder(FeedOrder):
 
     def _forget(self, feed: InputFeed) -> None:
         self._feeds.remove(feed)
-        for piece in feed.pieces:
-            self._freed[0] += len(piece)
-            self._freed[1] += piece.nbytes
+        for chunk in feed.chunks:
+            self._freed[0] += len(chunk)
+            self._freed[1] += chunk.nbytes
 
     # Handing out
 
-    def take(self, count: int) -> list[Piece]:
+    def take(self, count: int) -> list[FeedChunk]:
         """Takes at most `count` elements that have arrived; a failure is returned alone."""
-        parts: list[Piece] = []
+        parts: list[FeedChunk] = []
         while count > 0:
             slot, _ = self._due()
             if slot is None:
                 break
-            assert slot.piece is not None
-            if isinstance(slot.piece.rows_, Failure):
+            assert slot.chunk is not None
+            if isinstance(slot.chunk.content, Failure):
                 if not parts:
-                    slot.piece.rows_.number(self.find_number)
-                    parts.append(slot.piece.rows_)
-                    self._took_failure(slot, slot.piece.places[0] or 0)
+                    slot.chunk.content.number(self.find_number)
+                    parts.append(slot.chunk.content)
+                    self._note_taken_failure(slot, slot.chunk.places[0] or 0)
                 break
             rows = slot.count(self._block - self._taken, count)
             offset = slot.at - slot.start
-            parts.append(slot.piece.rows(offset, offset + rows))
-            self._took(slot, rows, slot.piece.places[offset + rows - 1])
+            parts.append(slot.chunk.rows(offset, offset + rows))
+            self._note_taken(slot, rows, slot.chunk.places[offset + rows - 1])
             count -= rows
         return parts
 
-    def _took_failure(self, slot: InputTurn, place: int) -> None:
+    def _note_taken_failure(self, slot: InputTurn, place: int) -> None:
         """Notes the same of a failure. Unless it is that of an element, it has no place."""
-        self._took(slot, 1, place)
+        self._note_taken(slot, 1, place)
         if not place & 1 and self._merged is not None:
             self._merged += 1
 
-    def _took(self, slot: InputTurn, rows: int, place: int) -> None:
+    def _note_taken(self, slot: InputTurn, rows: int, place: int) -> None:
         """Notes that `rows` elements were handed out; `place` is the place of the last one."""
-        assert slot.piece is not None
+        assert slot.chunk is not None
         slot.at += rows
         if self._given is not None:
             self._given += rows
@@ -356,11 +356,11 @@ class InterleaveOrder(FeedOrder):
             places = (int(place) % TURN_WIDTH >> 1) + 1 - slot.position
             self._pass(slot, places)
             self._taken += places
-        if not slot.feed.whole and slot.at >= slot.start + len(slot.piece):
-            piece = slot.feed.let_go(slot.start)
-            self._freed[0] += len(piece)
-            self._freed[1] += piece.nbytes
-            slot.piece = None
+        if not slot.feed.whole and slot.at >= slot.start + len(slot.chunk):
+            chunk = slot.feed.remove_chunk(slot.start)
+            self._freed[0] += len(chunk)
+            self._freed[1] += chunk.nbytes
+            slot.chunk = None
 
     def pop_freed(self) -> tuple[int, int]:
         """Elements and bytes that were released since the last call."""

@@ -61,7 +61,7 @@ class FeedOrder:
         """How many elements of a feed may be handed out in one go."""
         return NOWHERE
 
-    def took(self, feed: Feed, count: int) -> None:
+    def note_taken(self, feed: Feed, count: int) -> None:
         """`count` elements of a feed were handed out."""
 
 
@@ -298,7 +298,7 @@ class RoundRobinOrder(FeedOrder):
         """The lap."""
         return self._begins[feed.stream] + ordinal // self._block
 
-    def took(self, feed: Feed, count: int) -> None:
+    def note_taken(self, feed: Feed, count: int) -> None:
         self._left_lap = None
         if self._free:
             self._turn = self._slots.index(feed)
@@ -360,7 +360,7 @@ class LeasedFeed(Feed):
     @property
     def is_dry(self) -> bool:
         """Whether the next element has not arrived; it may be here and not leased yet."""
-        return self.next not in self._pieces
+        return self.next not in self._chunks
 
     def extend(self, stop: int, ahead: bool) -> None:
         """Adds the elements up to `stop` to the lease."""

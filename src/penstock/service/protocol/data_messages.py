@@ -430,7 +430,7 @@ CHECK_SIZE = 4
 _UNDAMAGED = 0x48674BC7
 
 _HEAD = struct.Struct("<2sBxIQI")
-_MARK = b"\xf0P"
+_MAGIC = b"\xf0P"
 _CHECKED = _HEAD.size
 HEAD_SIZE = _CHECKED + 4
 
@@ -491,7 +491,7 @@ def frame_head(kind: int, message: int, body: int = 0, check: int = 0) -> bytes:
             f"data connection: {message} bytes of message and {body} bytes of elements cannot be "
             f"sent at once (at most {MAX_MESSAGE} and {MAX_BODY}); make the elements smaller"
         )
-    head = _HEAD.pack(_MARK, kind, message, body, check)
+    head = _HEAD.pack(_MAGIC, kind, message, body, check)
     check_head: int = google_crc32c.value(head)
     return head + check_head.to_bytes(4, "little")
 
@@ -499,8 +499,8 @@ def frame_head(kind: int, message: int, body: int = 0, check: int = 0) -> bytes:
 def read_head(data: bytes | memoryview) -> tuple[int, int, int, int]:
     """Kind, sizes of message and body, and checksum; raises DataLossError if it is no head."""
     head = bytes(data)
-    mark, kind, message, body, check = _HEAD.unpack_from(head)
-    if mark != _MARK or kind > SLAB:
+    magic, kind, message, body, check = _HEAD.unpack_from(head)
+    if magic != _MAGIC or kind > SLAB:
         raise DataLossError(f"data connection: {head!r} is not the head of a frame")
     if google_crc32c.value(head[:_CHECKED]) != int.from_bytes(head[_CHECKED:], "little"):
         raise DataLossError(f"data connection: the head of a frame arrived damaged ({head!r})")
