@@ -59,7 +59,10 @@ def _check_holders(state: State, where: str, group: Group) -> None:
             known = state.clients.get(client)
             _require(known is not None and known.standing == HERE, f"{where}: {client} is not here")
     _require(held == group.holders, f"{where}: holders {group.holders}, but leases {held}")
-    _require(at == group.at, f"{where}: clients are at {group.at}, but leases are of {at}")
+    _require(
+        at == group.held_streams,
+        f"{where}: clients are at {group.held_streams}, but leases are of {at}",
+    )
 
 
 def _check_clients(state: State, record: IterationRecord) -> None:

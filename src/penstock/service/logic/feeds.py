@@ -90,7 +90,7 @@ class FeedMarks(list[Mark]):
     consumers of a coordinated read have it already."""
 
     named_successor: str | None = None
-    """The worker that is to continue if the one that makes the stream leaves."""
+    """The worker that continues the stream if its current worker leaves."""
 
     @property
     def successor(self) -> str:

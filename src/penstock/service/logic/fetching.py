@@ -122,12 +122,12 @@ class Fetcher:
         the interpreter's lock keeps every worker silent that runs it.
         """
         ask = self._first_of(worker)
-        return seconds * (1 if ask is None else 1 << self._silences.get(_place(ask), 0))
+        return seconds * (1 if ask is None else 1 << self._silences.get(_first_element(ask), 0))
 
     def note_silence(self, worker: str) -> None:
         """Notes that a worker was silent for longer than `patience`; the caller then loses it."""
         if (ask := self._first_of(worker)) is not None:
-            self._silences = {_place(ask): self._silences.get(_place(ask), 0) + 1}
+            self._silences = {_first_element(ask): self._silences.get(_first_element(ask), 0) + 1}
 
     def _first_of(self, worker: str) -> Ask | None:
         return next(iter(self._asks.of_worker(worker)), None)
@@ -158,16 +158,16 @@ class Fetcher:
         chosen, unable = feed.marks.named_successor, {worker, *self.leaving, *feed.refused}
         if chosen not in self._workers or chosen in unable:
             able = sorted(self._workers.keys() - unable)
-            place = zlib.crc32(f"{worker}/{job}/{feed.stream}".encode())
-            chosen = feed.marks.named_successor = able[place % len(able)] if able else None
+            hashed = zlib.crc32(f"{worker}/{job}/{feed.stream}".encode())
+            chosen = feed.marks.named_successor = able[hashed % len(able)] if able else None
         return chosen
 
     def begin_move(self, feed: Feed, worker: str) -> None:
-        """A worker that leaves still makes a stream, until another one has its state."""
+        """Notes that a worker that leaves still makes a stream, until another one has its state."""
         feed.marks.moving_from, feed.marks.moved_at = worker, NOWHERE
 
     def end_move(self, feed: Feed, mark: Mark | None = None, worker: str = "") -> None:
-        """A worker that leaves makes nothing more of a stream; another continues from `mark`.
+        """Notes that a worker that leaves has ended a stream; another continues from `mark`.
 
         `worker`: the one that leaves. It is still asked for what it has made.
         """
@@ -195,13 +195,18 @@ class Fetcher:
                     return made  # They count as owed; the next call raises the error again.
                 raise
             refused += bool(feed.refused) and feed.asks
-            if self._full() or not self._free() or self._stuck(feed) or self._is_ahead(feed):
+            if (
+                self._is_full()
+                or not self._has_free_worker()
+                or self._is_refused_by_all(feed)
+                or self._is_ahead(feed)
+            ):
                 break
             if refused > MOST_REFUSED + DEPTH * len(self._workers):
                 # A worker that refuses streams never becomes busy; without this cap it would be
                 # asked for every stream.
                 break
-        self.hungry = self._full()
+        self.hungry = self._is_full()
         return made
 
     def _upcoming(self) -> Iterable[Feed]:
@@ -223,15 +228,15 @@ class Fetcher:
         """Workers that accept work, and how many requests each has."""
         return {w: n for w, n in self._workers.items() if w not in self.leaving}
 
-    def _free(self) -> bool:
+    def _has_free_worker(self) -> bool:
         """Whether any worker can take another request."""
         return any(n < DEPTH for n in self._staying().values())
 
-    def _stuck(self, feed: Feed) -> bool:
+    def _is_refused_by_all(self, feed: Feed) -> bool:
         """Whether every connected worker has refused a stream; a worker that joins may take it."""
         return all(worker in feed.refused for worker in self._staying())
 
-    def _full(self) -> bool:
+    def _is_full(self) -> bool:
         """Whether the limit is reached; a request is always allowed while nothing is waiting."""
         if not (waiting := self._here + self._owed):
             return False
@@ -263,7 +268,7 @@ class Fetcher:
         return self._limits.is_short(len(self._workers), self.sizes.element_bytes)
 
     def _ask(self, feed: Feed) -> Ask | None:
-        if (self._full() or self._is_crowded(feed)) and not self._starving(feed):
+        if (self._is_full() or self._is_crowded(feed)) and not self._is_starving(feed):
             return None
         if self._waits_for_home(feed) or self._waits_for_mark(feed):
             return None
@@ -276,7 +281,7 @@ class Fetcher:
         if (span := feed.ask(self._count_to_move(feed))) is None:
             return None
         feed.crashed_at.pop(span[0], None)
-        feed.has_moved, feed.worker = self._moves(feed, worker), worker
+        feed.has_moved, feed.worker = self._is_moved(feed, worker), worker
         # A worker that owes something may be sending it; then it would not read a large mark.
         most_state = LARGE_STATE if self._workers[worker] else MOST_STATE
         self._workers[worker] += 1
@@ -338,7 +343,7 @@ class Fetcher:
         ahead = isinstance(self.order, InterleaveOrder) and not self.order.share(feed)
         return ahead and self._is_crowded(feed)
 
-    def _starving(self, feed: Feed) -> bool:
+    def _is_starving(self, feed: Feed) -> bool:
         """Whether the user waits for this feed, and none of its elements is on its way."""
         return feed is self._next_feed() and feed.is_dry and not self._asks.of_feed(feed)
 
@@ -412,13 +417,13 @@ class Fetcher:
         count = self._workers.get(worker, 2 * DEPTH)
         if feed.asks_again:
             return count < 2 * DEPTH
-        if count < DEPTH or not self._moves(feed, worker) or feed is not self._next_feed():
+        if count < DEPTH or not self._is_moved(feed, worker) or feed is not self._next_feed():
             return count < DEPTH
         turn = self._turn_of(feed, feed.asking)
         before = [a for a in self._asks.of_worker(worker) if a.turn <= turn]
         return count < 2 * DEPTH and len(before) < DEPTH
 
-    def _moves(self, feed: Feed, worker: str) -> bool:
+    def _is_moved(self, feed: Feed, worker: str) -> bool:
         """Whether a worker gets a feed that another one made, or got it before."""
         return feed.has_moved or (self._bound and feed.worker not in (None, worker))
 
@@ -463,7 +468,7 @@ class Fetcher:
         lengths: tuple[int, ...] | None = None,
         used: dict[str, int] | None = None,
     ) -> Feed | None:
-        """A worker has answered a request in full; `length` if the stream ends there.
+        """Notes that a worker has answered a request in full; `length` if the stream ends there.
 
         Returns the feed if the worker will be asked for nothing more of it.
         """
@@ -494,7 +499,7 @@ class Fetcher:
         feed.end(length)
 
     def _note_progress(self, ask: Ask) -> None:
-        """Requests what a request was not answered with again; else the next may be larger."""
+        """Requests missing elements again; if none is missing, the next request may be larger."""
         if ask.at < min(ask.stop, ask.feed.limit):
             ask.feed.lose(ask.at, ask.stop)
         elif ask.at > ask.start:
@@ -507,7 +512,7 @@ class Fetcher:
         return not self._asks.of_feed(feed)
 
     def refuse(self, request: int, error: OpError, elsewhere: bool) -> None:
-        """A worker cannot answer a request; `elsewhere`: another worker may."""
+        """Notes that a worker cannot answer a request; `elsewhere`: another worker may."""
         ask = self._asks.get(request)
         if ask is None:
             return
@@ -524,8 +529,10 @@ class Fetcher:
         self.done(request, None)
 
     def _fail_input(self, ask: Ask, feed: InputFeed, failure: Failure) -> None:
-        """No worker can compute an element of an input. Of several inputs, each is requested alone,
-        to find the input that fails."""
+        """Handles an element of an input that no worker can compute.
+
+        Of several inputs, each is requested alone, to find the input that fails.
+        """
         if feed.whole:
             assert isinstance(self.order, InterleaveOrder)
             self.order.divide(feed)
@@ -586,13 +593,13 @@ class Fetcher:
 
     def _candidates(self) -> Iterable[Feed]:
         if not self.ordered and not isinstance(self.order, InterleaveOrder):
-            return self.order.any()
+            return self.order.available()
         feed = self.order.turn()
         return () if feed is None else (feed,)
 
     @property
     def over(self) -> bool:
-        """Whether all was handed out."""
+        """Whether all elements were handed out."""
         return not self._promised and self.order.turn() is None
 
 
@@ -601,7 +608,7 @@ def _keeper(workers: Iterable[str], what: object) -> str:
     return max(workers, key=lambda worker: zlib.crc32(f"{worker}/{what}".encode()))
 
 
-def _place(ask: Ask) -> tuple[int, int]:
+def _first_element(ask: Ask) -> tuple[int, int]:
     return ask.feed.stream, ask.at
 
 
@@ -639,13 +646,14 @@ class Blame:
 
     @property
     def is_certain(self) -> bool:
-        """Whether so many crashed that the reader must ask for nothing more."""
+        """Whether so many workers crashed that the reader must request nothing more."""
         return len(self.workers) >= MOST_CRASHES
 
     @property
     def is_final(self) -> bool:
-        """Whether trying once more would be in vain: plan processes crashed, or so many workers
-        were lost once more. Workers may also be lost because they were stopped."""
+        """Whether another attempt is pointless: plan processes crashed, or as many workers were
+        lost with the same elements a second time. Workers may also be lost because they were
+        stopped."""
         return bool(self._how) or self._accused == (self._stream, self._start)
 
     def verdict(self) -> AbortedError:

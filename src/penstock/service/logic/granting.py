@@ -306,11 +306,13 @@ class _InOrder(_Choice):
     def _lowest(self) -> Iterator[int]:
         """Streams of which no other client holds a part, in the local order."""
         group = self._group
-        mine = (stream for stream in group.at.get(self._client, ()) if stream in group.open)
+        mine = (
+            stream for stream in group.held_streams.get(self._client, ()) if stream in group.open
+        )
         return merge(sorted({*group.returned, *group.idle, *mine}), self._unbegun_streams())
 
     def _holds(self, stream: int) -> bool:
-        return stream in self._group.at.get(self._client, ())
+        return stream in self._group.held_streams.get(self._client, ())
 
     def _free_ranges(self, stream: int, want: int) -> Iterator[StreamRange]:
         """Up to `want` free elements of a stream: returned ones, then unleased ones, unless only

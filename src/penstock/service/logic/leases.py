@@ -1,8 +1,8 @@
 """Leases: which elements the clients of a group hold and have consumed, and which are free.
 
-`Ranges` is a set of ordinals as ranges (start, stop), stop left out. Where there are as many
-streams as elements, an object for each stream would cost hundreds of bytes per element. So streams
-that a client has consumed completely are kept as ranges of stream numbers.
+`Ranges` is a set of ordinals, stored as ranges (start, stop) without their stop. Where there are as
+many streams as elements, an object for each stream would cost hundreds of bytes per element. So
+streams that a client has consumed completely are kept as ranges of stream numbers.
 
 Invariant: every element of a stream before `reached` is held by one client, or free, or consumed.
 """
@@ -54,8 +54,8 @@ class Ranges:
         return bool(self._starts)
 
     def __contains__(self, ordinal: int) -> bool:
-        place = bisect_right(self._starts, ordinal)
-        return place > 0 and ordinal < self._stops[place - 1]
+        index = bisect_right(self._starts, ordinal)
+        return index > 0 and ordinal < self._stops[index - 1]
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Ranges):
@@ -93,7 +93,7 @@ class Ranges:
         return made
 
     def add(self, start: int, stop: int) -> None:
-        """Adds `start` to `stop`."""
+        """Adds the ordinals from `start` on, before `stop`."""
         if start >= stop:
             return
         last = self._stops[-1] if self._stops else -1
@@ -116,7 +116,7 @@ class Ranges:
         self._replace(first, behind, ((start, stop),))
 
     def remove(self, start: int, stop: int) -> None:
-        """Removes those of `start` to `stop` that are in the set."""
+        """Removes the ordinals from `start` on, before `stop`."""
         first = bisect_right(self._stops, start)
         behind = bisect_left(self._starts, stop)
         if start >= stop or first >= behind:
@@ -128,15 +128,15 @@ class Ranges:
             rest = ((left, start), (stop, right))
             self._replace(first, behind, [pair for pair in rest if pair[0] < pair[1]])
 
-    def _shorten_range(self, place: int, left: int, right: int, start: int, stop: int) -> None:
+    def _shorten_range(self, index: int, left: int, right: int, start: int, stop: int) -> None:
         """Removes one end of one range, or all of it."""
         self.count -= min(right, stop) - max(left, start)
         if start > left:
-            self._stops[place] = start
+            self._stops[index] = start
         elif stop < right:
-            self._starts[place] = stop
+            self._starts[index] = stop
         else:
-            del self._starts[place], self._stops[place]
+            del self._starts[index], self._stops[index]
 
     def _replace(self, first: int, behind: int, ranges: Iterable[tuple[int, int]]) -> None:
         starts = array("q", [start for start, _ in ranges])
@@ -153,8 +153,8 @@ class Ranges:
         if start >= stop:
             return []
         return [
-            (max(start, self._starts[place]), min(stop, self._stops[place]))
-            for place in range(first, behind)
+            (max(start, self._starts[index]), min(stop, self._stops[index]))
+            for index in range(first, behind)
         ]
 
     def outside(self, start: int, stop: int) -> list[tuple[int, int]]:
@@ -315,7 +315,7 @@ class Group:
         """Streams with free elements."""
         self.holders: dict[str, int] = {}
         """How many elements each client holds, the longest silent client first."""
-        self.at: dict[str, dict[int, None]] = {}
+        self.held_streams: dict[str, dict[int, None]] = {}
         """The streams of which each client holds a part."""
 
     def begin(self, streams: int) -> None:
@@ -347,7 +347,7 @@ class Group:
             track.reach(stop)
             track.free.remove(start, stop)
         track.held.setdefault(client, Ranges()).add(start, stop)
-        self.at.setdefault(client, {})[stream] = None
+        self.held_streams.setdefault(client, {})[stream] = None
         self._count_held(client, stop - start)
         self.open.pop(stream, None)
         self._classify(stream)
@@ -385,7 +385,7 @@ class Group:
         """Frees all elements that a client holds."""
         if client not in self.holders:
             return
-        for stream in self.at.pop(client):
+        for stream in self.held_streams.pop(client):
             track = self.tracks[stream]
             for start, stop in track.held.pop(client):
                 track.free.add(start, stop)
@@ -421,7 +421,8 @@ class Group:
             used.remove(start, stop)
         return used.stop
 
-    def heard(self, client: str) -> None:
+    def note_call(self, client: str) -> None:
+        """Moves a client behind all others in `holders`: the dispatcher has just heard it."""
         if client in self.holders:
             self.holders[client] = self.holders.pop(client)
 
@@ -447,9 +448,9 @@ class Group:
         held.remove(start, stop)
         self._count_held(client, held.count - before)
         if not held:
-            del track.held[client], self.at[client][stream]
-            if not self.at[client]:
-                del self.at[client]
+            del track.held[client], self.held_streams[client][stream]
+            if not self.held_streams[client]:
+                del self.held_streams[client]
 
     def _classify(self, stream: int) -> None:
         """Updates `open`, `idle`, `returned` and `done` after a change of a stream's track."""

@@ -47,11 +47,11 @@ class FeedOrder:
         return dropped
 
     def pop_freed(self) -> tuple[int, int]:
-        """Elements and bytes that were released in other ways than by `take`."""
+        """Returns how many elements and bytes were released since the last call, not by `take`."""
         return 0, 0
 
     def note_loss(self, feed: Feed) -> None:
-        """A request for a feed was lost, after its elements had come or before."""
+        """Notes that a worker was lost that owed a request for a feed, in full or in part."""
 
     def find_number(self, counted: NumberInPiece) -> int | None:
         """The number in the whole plan of the element that is handed out next; None: unknown."""
@@ -62,7 +62,7 @@ class FeedOrder:
         return NOWHERE
 
     def note_taken(self, feed: Feed, count: int) -> None:
-        """`count` elements of a feed were handed out."""
+        """Notes that `count` elements of a feed were handed out."""
 
 
 class SequentialOrder(FeedOrder):
@@ -121,7 +121,7 @@ class SequentialOrder(FeedOrder):
             self._used[key] = self._used.get(key, 0) + count
 
     def find_number(self, counted: NumberInPiece) -> int | None:
-        """What the streams before this one have used comes first."""
+        """Adds what the operator has used in all streams before this one."""
         return None if self._used is None else self._used.get(counted.operator, 0) + counted.number
 
     def _open_next(self) -> Feed | None:
@@ -156,8 +156,8 @@ class SequentialOrder(FeedOrder):
         assert self._seam is not None
         return feed.began == self._seam or (feed.ended == feed.began < self._seam)
 
-    def any(self) -> Iterator[Feed]:
-        """Where the order is free: every open feed.
+    def available(self) -> Iterator[Feed]:
+        """The feeds that elements may come from next, where the order is free: every open feed.
 
         A part of a file that could not be opened waits for the part before it: if that one could
         not be opened either, both have the same error.
@@ -212,7 +212,7 @@ class RoundRobinOrder(FeedOrder):
         self._slots = [Feed.of(feed) for feed in state["open"]]
         self.lap: int = state.get("lap", 0)
         self._left_lap: int | None = None
-        """The last lap with elements, while the next ones are those of a later lap."""
+        """The last lap with elements, if `turn` has skipped empty laps since; else None."""
         laps: list[int] = state.get("begins", [0] * len(self._slots))
         self._begins = laps[: len(self._slots)]
         for begins in laps[len(self._slots) :]:
@@ -240,20 +240,20 @@ class RoundRobinOrder(FeedOrder):
     def extend(self, laps: tuple[int, ...]) -> None:
         """Adds streams that begin in `laps`, as the consumers of a coordinated read have agreed."""
         known, more = list(laps[: self._next]), laps[self._next :]
-        if known != self._begins or min(more, default=self._came) < self._came:
+        if known != self._begins or min(more, default=self._reached_lap) < self._reached_lap:
             raise DataLossError(
                 f"service: streams of this coordinated read begin in laps {list(laps)}, but this "
-                f"consumer has come to lap {self._came} with streams that begin in laps "
+                f"consumer has come to lap {self._reached_lap} with streams that begin in laps "
                 f"{self._begins}; the dispatcher has lost what the consumers agreed on"
             )
         for begins in more:
             self._append(begins)
-        # Perhaps they begin before the lap to which `turn` went on.
+        # They may begin in an empty lap that `turn` has skipped.
         self.lap = min(self.lap, *more) if more else self.lap
 
     @property
-    def _came(self) -> int:
-        """The lap of the last elements that were handed out, or one without elements behind it."""
+    def _reached_lap(self) -> int:
+        """The lap of the last elements that were handed out; laps skipped since do not count."""
         return self.lap if self._left_lap is None else self._left_lap
 
     @property
@@ -272,7 +272,7 @@ class RoundRobinOrder(FeedOrder):
                 feed = self._slots[self._turn]
                 if not feed.over and not self.is_early(feed):
                     return feed
-                self._pass_on()
+                self._end_turn()
             later = [begins for begins in self._begins if begins > lap]
             if later and self._left_lap is None:
                 self._left_lap = lap
@@ -281,12 +281,12 @@ class RoundRobinOrder(FeedOrder):
                 return None
             self._turn = 0
 
-    def _pass_on(self) -> None:
+    def _end_turn(self) -> None:
         self._turn = (self._turn + 1) % len(self._slots)
         self._left = self._block
         self.lap += self._turn == 0
 
-    def any(self) -> Iterator[Feed]:
+    def available(self) -> Iterator[Feed]:
         return iter([feed for feed in self.upcoming() if not feed.over])
 
     def upcoming(self) -> Iterator[Feed]:
@@ -295,7 +295,7 @@ class RoundRobinOrder(FeedOrder):
         yield from sorted(order, key=self.is_early)
 
     def find_turn(self, feed: Feed, ordinal: int) -> int:
-        """The lap."""
+        """The lap in which an element is handed out."""
         return self._begins[feed.stream] + ordinal // self._block
 
     def note_taken(self, feed: Feed, count: int) -> None:
@@ -305,7 +305,7 @@ class RoundRobinOrder(FeedOrder):
         elif self._slots[self._turn] is feed:
             self._left -= count
         if self._free or self._left <= 0:
-            self._pass_on()
+            self._end_turn()
 
     def room(self, feed: Feed) -> int:
         return NOWHERE if self._free else self._left
@@ -317,7 +317,7 @@ class RoundRobinOrder(FeedOrder):
             "next": self._next,
             "turn": self._turn,
             "left": self._left,
-            "lap": self._came,
+            "lap": self._reached_lap,
         }
         return {**state, "left_out": self._left_out} if self._left_out else state
 
@@ -368,15 +368,17 @@ class LeasedFeed(Feed):
         self.stop = NOWHERE if ahead else stop
 
     def close(self) -> LeasedFeed | None:
-        """The elements behind belong to another client. Returns the feed to read instead of this
-        one, if more was requested than this client gets."""
+        """Ends the feed with its lease, because another client gets the elements behind it.
+
+        Returns the feed to read instead of this one, if more was requested than is leased.
+        """
         self.closed = True
         if self._asked <= self.leased:
             self.stop = self.leased
             return None
-        return self._without_rest()
+        return self._make_shorter_feed()
 
-    def _without_rest(self) -> LeasedFeed:
+    def _make_shorter_feed(self) -> LeasedFeed:
         feed = LeasedFeed(
             Grant(StreamRange(self.stream, self.next, self.leased), self.home), closed=True
         )
@@ -459,7 +461,7 @@ class LeaseOrder(FeedOrder):
         ended, self._ended = self._ended, []
         return [*ended, *self._open]
 
-    def any(self) -> Iterator[Feed]:
+    def available(self) -> Iterator[Feed]:
         self.turn()
         return iter(self._open)
 

@@ -368,7 +368,7 @@ class State:
         client.heard = now
         self.silent.pop(client.client, None)
         self.silent[client.client] = None
-        self.group(client).heard(client.client)
+        self.group(client).note_call(client.client)
 
     def _client_waits(self, fact: facts.ClientWaits, now: float) -> None:
         client = self.clients[fact.client]
