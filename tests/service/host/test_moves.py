@@ -324,7 +324,7 @@ def test_elements_that_were_made_are_sent_after_the_stream_was_handed_over() -> 
         old.gate.close()
         until(lambda: bool(old.gate._moves))
         [move] = old.gate._moves.values()
-        old.gate.enter(is_moving=True)  # It does not end in the middle of this.
+        old.gate.enter(can_answer=True)  # It does not end in the middle of this.
         new.may_load.set()
         until(lambda: not move.is_pending)
         assert isinstance(second.read(8), Done)

@@ -261,14 +261,14 @@ class Links:
         self._cuts: dict[str, int] = {}
         """How often a worker's connection was cut since elements came from it."""
         self._looked = 0.0
-        """Everything that had arrived at this time was read."""
+        """When `ready` last looked; everything that had arrived by then was read."""
         self._arrived: deque[tuple[str, Connection | OpError]] = deque()
         """Results of the connecting threads; appending and popping are atomic."""
         self._closed = False
         self._selector = runtime.selector()
         self._selector.register(bell, selectors.EVENT_READ)
         self._hangups: dict[str, select.poll] = {}
-        """Tell whether connections have ended, by worker."""
+        """By worker: polls whether the worker has closed its connection."""
         self.unreachable: dict[str, OpError] = {}
         self._reasons: dict[str, str] = {}
         """Why connections were closed, for workers that were not connected since then."""
@@ -311,7 +311,7 @@ class Links:
 
     @property
     def unwanted(self) -> list[str]:
-        """Connected workers that the dispatcher has removed and that make nothing any more."""
+        """Connected workers that the dispatcher has removed and that have nothing to finish."""
         links = self._links.items()
         return [w for w, link in links if w not in self._wanted and not link.is_finishing]
 
@@ -342,7 +342,7 @@ class Links:
             self._discard()
 
     def take_connected(self) -> list[str]:
-        """Takes over new connections and returns their workers; failures go to `unreachable`."""
+        """Adds new connections, and failures to `unreachable`; returns the connected workers."""
         made: list[str] = []
         while self._arrived:
             worker, connection = self._arrived.popleft()
@@ -419,7 +419,7 @@ class Links:
         return any(key.data == link.worker for key, _ in self._selector.select(0))
 
     def ready(self, timeout: float) -> list[Link]:
-        """Waits for links that have data to read; none after `timeout` or if the bell rings."""
+        """Blocks until links have data; returns none after `timeout` or if the bell rings."""
         found = [link for link in self._links.values() if link.connection.pending()]
         if not found:
             found = self._select(timeout)

@@ -84,7 +84,8 @@ def serve(connection: Connection, tasks: Tasks, gate: FetchGate) -> None:
 class FetchServer:
     """The worker's side of one connection.
 
-    One thread uses it; `report` and `hand_back` run in others.
+    The thread of the connection calls `run` and `close`. Other threads call `report`,
+    `begin_moves`, `hand_back` and `give_up`.
     """
 
     def __init__(self, connection: Connection, tasks: Tasks, gate: FetchGate) -> None:
@@ -98,13 +99,14 @@ class FetchServer:
         """Messages that were read and not yet handled."""
         self._accepted: set[int] = set()
         """Requests that the gate counts."""
-        self._has_told = False
+        self._is_leaving_known = False
         """Whether the client knows that this worker leaves."""
         self._successor: WorkerInfo | None = None
         """The worker that the client has named last for the case that this one leaves."""
         self._successors: dict[int, WorkerInfo] = {}
         """The same by task, as of its last request."""
         self._lost = False
+        """Whether reading failed, so that the connection is of no more use."""
         self._thread = threading.get_ident()
         self._doing: int | None = None
         """The request that is answered; 0 during other messages, None between messages.
@@ -179,7 +181,7 @@ class FetchServer:
         to = self._owner.connect
         for number, task in list(self._tasks.items()):
             stream, successor = task.moving_stream, self._successors.get(number)
-            if to is None or successor is None or stream is None or task.is_told:
+            if to is None or successor is None or stream is None or task.is_move_known:
                 continue
             if stream.has_cursors:
                 self._gate.move(stream, task.work, successor, to)
@@ -199,8 +201,8 @@ class FetchServer:
                 refused = [fetch for fetch in waiting if not self._can_answer(fetch)]
             with contextlib.suppress(OSError, ValueError):  # The connection has ended.
                 # The client learns where a stream continues before this worker refuses the rest.
-                is_told = self._offer_news()
-                for fetch in refused if is_told else ():
+                is_move_known = self._offer_news()
+                for fetch in refused if is_move_known else ():
                     refusal = partial(self._refuse, fetch.request)
                     if not self._connection.offer(refusal):
                         return
@@ -232,24 +234,27 @@ class FetchServer:
             self._sending_since = None
 
     def _offer_news(self) -> bool:
-        """Tells the client that this worker leaves and where others continue, if that is new.
+        """Offers the client the news that this worker leaves, and where other workers continue.
 
-        Returns whether the client has been told. The caller holds the lock.
+        Returns whether the client knows all of it. The caller holds the lock.
         """
         news = self._find_news()
         if news is None:
             return True
         if not self._connection.offer(lambda: news):
             return False
-        self._note_told(news)
+        self._note_known(news)
         return True
 
     def _send_news(self) -> None:
-        """The same before this worker refuses a request; the thread of the connection calls it."""
+        """Sends the same news before this worker refuses a request.
+
+        Only the thread of the connection calls this, because sending may block.
+        """
         with self._turn:
             news = self._find_news()
             if news is not None:
-                self._note_told(news)
+                self._note_known(news)
         if news is not None:
             with self._note_sending():
                 self._connection.send(news)
@@ -262,7 +267,7 @@ class FetchServer:
             for number, task in tasks
             if (mark := self._find_moved(task)) is not None
         )
-        is_needed = moved or (not self._has_told and (moving or self._doing is not None))
+        is_needed = moved or (not self._is_leaving_known and (moving or self._doing is not None))
         if not is_needed:
             return None
         return Progress(self._doing or 0, leaves=True, moving=moving, moved=moved)
@@ -272,17 +277,17 @@ class FetchServer:
 
         With the last element of a request the client gets the mark, too.
         """
-        if task.is_told or task is self._task or self._makes_more(task):
+        if task.is_move_known or task is self._task or self._makes_more(task):
             return None
         move = self._gate.find_move(task)
         moved = None if move is None else move.mark
         return task.save_idle_mark() if moved is None else task.renumber(moved)
 
-    def _note_told(self, news: Progress) -> None:
-        self._has_told = True
+    def _note_known(self, news: Progress) -> None:
+        self._is_leaving_known = True
         for moved in news.moved:
             if (task := self._tasks.get(moved.task)) is not None:
-                task.is_told = True
+                task.is_move_known = True
 
     def _makes_more(self, task: Task) -> bool:
         """Whether elements of a task may be begun while this worker leaves."""
@@ -321,7 +326,7 @@ class FetchServer:
                 pass
 
     def _insert(self, fetch: Fetch) -> None:
-        """Puts a request before those that the client needs later.
+        """Inserts a request before the requests that the client needs later.
 
         The client needs the elements in order, and may ask here for what another worker owed.
         """
@@ -349,7 +354,7 @@ class FetchServer:
                 try:
                     can_answer = self._can_answer(message)
                     answer = self._answer(message) if can_answer else self._refuse(request)
-                    self._task = None  # From here on, `hand_back` tells where it continues.
+                    self._task = None  # From here on, `hand_back` says where it continues.
                     if self._gate.draining:
                         self._send_news()
                     with self._note_sending():
@@ -512,7 +517,7 @@ class FetchServer:
         moved = None if move is None or self._successor is None else move.mark
         saved = task.save_mark(stop, fetch.most_state) if moved is None else None
         mark = saved if moved is None else task.renumber(moved)
-        task.is_told = mark is not None
+        task.is_move_known = mark is not None
         return mark
 
     def _close_task(self, number: int, finished: bool = False) -> None:
@@ -600,13 +605,13 @@ class FetchGate:
         self._until = 0.0
         """When moves are given up."""
 
-    def enter(self, is_moving: bool = False) -> bool:
+    def enter(self, can_answer: bool = False) -> bool:
         """Counts one more fetch; returns False if it is not accepted.
 
-        `is_moving`: of a stream whose state is on its way to another worker.
+        While the worker leaves, only a fetch that it `can_answer` is accepted.
         """
         with self._changed:
-            accepts = is_moving or not self.draining
+            accepts = can_answer or not self.draining
             self._inside += accepts
             return accepts
 
@@ -634,7 +639,7 @@ class FetchGate:
             try:
                 move.run()
                 for server in self.reporter.servers:
-                    server.hand_back()  # Clients that wait for nothing learn of it, too.
+                    server.hand_back()  # Clients without a request learn of it, too.
                 self._wait_for_last(stream, move)
             finally:
                 self.leave()
@@ -653,7 +658,7 @@ class FetchGate:
                 self._changed.wait(timing.HAND_BACK)
 
     def close(self, seconds: float | None = None) -> None:
-        """Accepts no more fetches, and hands back the accepted ones that were not begun.
+        """Accepts no more fetches, and hands back accepted fetches that were not begun.
 
         `seconds`: the grace period of the worker.
         """
@@ -667,7 +672,7 @@ class FetchGate:
             self._runtime.start(self._hand_back, "penstock-hand-back")
 
     def _hand_back(self) -> None:
-        """Repeats it until all fetches have ended: some may still be on their way."""
+        """Hands back fetches until all have ended, because more of them may be on their way."""
         try:
             servers = self.reporter.servers
             for server in servers:

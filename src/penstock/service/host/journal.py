@@ -322,8 +322,8 @@ _MOST_UNLOGGED = 10_000
 """Incidents that wait to be logged; of more, the earliest are left out."""
 
 _SLACK = 2000
-_TIMES = 4
-"""A journal is compacted when it has more than `_SLACK + _TIMES * n` facts, where n would do."""
+_GROWTH = 4
+"""A journal is compacted when it has more than `_SLACK + _GROWTH * n` facts, if n facts suffice."""
 
 
 _LOG = logging.getLogger("penstock.service")
@@ -349,7 +349,7 @@ class Ledger:
         self._timeline = Timeline()  #: guarded by _lock
         self._unlogged: deque[Incident] = deque(maxlen=_MOST_UNLOGGED)
         """Incidents that were not logged yet: logging may block, and must not hold the lock."""
-        self._full = 0  #: guarded by _lock; compacts when the journal has more facts
+        self._compact_above = 0  #: guarded by _lock; the most facts before the journal is compacted
         self._closed = False  #: guarded by _lock
         self._reported: set[str] = set()
         """The log lines about lost facts so far; guarded by _lock."""
@@ -428,7 +428,7 @@ class Ledger:
                 _LOG.error("elements that readers may get twice: %s", doubt)
 
     def tick(self) -> None:
-        """Applies what follows from the time alone, such as expired leases; skips a full disk."""
+        """Applies what the time alone causes, such as expired leases, unless the disk is full."""
         with self._lock, contextlib.suppress(ResourceExhaustedError, UnavailableError):
             self._check_open()
             if self._journal is not None and not self._journal.is_trusted:
@@ -494,7 +494,7 @@ class Ledger:
             self._journal.append(fact for fact in facts if fact.durable)
         for fact in facts:
             self._apply(fact, is_expired)
-        if self._journal is not None and len(self._journal) > self._full > 0:
+        if self._journal is not None and len(self._journal) > self._compact_above > 0:
             self._compact()
 
     def _apply_heard(self, facts: tuple[Fact, ...]) -> None:
@@ -517,7 +517,7 @@ class Ledger:
         # On a full disk the long journal is kept, and compacted later.
         with contextlib.suppress(ResourceExhaustedError):
             self._journal.compact(facts)
-        self._full = max(_SLACK + _TIMES * len(facts), _SLACK + len(self._journal))
+        self._compact_above = max(_SLACK + _GROWTH * len(facts), _SLACK + len(self._journal))
 
 
 class AwakeClock:
@@ -541,7 +541,7 @@ class AwakeClock:
 
 
 def log_incident(incident: Incident) -> None:
-    """Logs an entry of the time line of a dispatcher; what is ordinary, for debugging only.
+    """Logs an entry of the time line of a dispatcher; an ordinary one at the level DEBUG.
 
     Warnings are for what needs attention, and docs/operations.md explains each of them. Nothing
     that is logged may have elements, messages of users' exceptions, or secrets.
@@ -557,5 +557,5 @@ def log_incident(incident: Incident) -> None:
 
 
 def _is_ordinary(incident: Incident) -> bool:
-    """Whether it happens whenever a program reads, or every time: the start has its own line."""
+    """Whether an incident is part of every reading or every start, which is logged elsewhere."""
     return incident.text.startswith(("reader of ", "anonymous job ", "dispatcher started"))

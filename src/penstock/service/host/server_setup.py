@@ -305,4 +305,4 @@ class Scheme(NamedTuple):
 
 SCHEMES: dict[str, Scheme] = {}
 """The schemes by their names. `services` adds `grpc`, `penstock.launch` adds those of services that
-it starts, and users may add others."""
+it starts, and users may add more."""

@@ -52,7 +52,7 @@ _KEEP_ALIVE = {
 
 
 def numeric_host(host: str) -> str:
-    """The host as `socket.getaddrinfo` takes it."""
+    """The host as `socket.getaddrinfo` takes it: without brackets, and never the name localhost."""
     return "127.0.0.1" if host == "localhost" else host.strip("[]")
 
 
@@ -83,14 +83,14 @@ def listen_tcp(host: str, port: Any) -> socket.socket:
             f"port must be 0 (any free one) or a number up to 65535, got {port!r}"
         )
     try:
-        family, _, _, _, place = socket.getaddrinfo(
+        family, _, _, _, socket_address = socket.getaddrinfo(
             numeric_host(host), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         made = socket.socket(family, socket.SOCK_STREAM)
         with on_error(made.close):
             # A restarted server may listen while connections of its predecessor are closing.
             made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            made.bind(place)
+            made.bind(socket_address)
             made.listen(_BACKLOG)
     except OSError as error:
         raise _listen_error(host, port, error) from None
@@ -124,7 +124,7 @@ def tune_for_data(connected: socket.socket) -> socket.socket:
 
 
 def keep_alive(connected: socket.socket) -> socket.socket:
-    """Has a TCP socket send at once, and probe an idle peer; returns the socket."""
+    """Makes a TCP socket send without delay and probe an idle peer; returns the socket."""
     connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in _KEEP_ALIVE.items():
@@ -134,14 +134,14 @@ def keep_alive(connected: socket.socket) -> socket.socket:
 
 
 def shut(connected: socket.socket, how: int = socket.SHUT_RDWR) -> None:
-    """Ends sending and receiving, also in threads that are blocked in it; may be repeated."""
+    """Ends sending and receiving, also in threads that are blocked there; may be called again."""
     with contextlib.suppress(OSError):
         # Not the method of `SSLSocket`, after which the socket would send plain text.
         socket.socket.shutdown(connected, how)
 
 
 def limit_silence(connected: socket.socket, seconds: float) -> None:
-    """Has the kernel close a connection whose peer acknowledges nothing for `seconds`.
+    """Makes the kernel close a connection whose peer acknowledges nothing for `seconds`.
 
     Only for clients: a worker would lose its connections to clients that do not read.
     """
@@ -262,8 +262,8 @@ class Channel:
         For a side that receives only after a message has begun to arrive.
         """
         whole = int(seconds)
-        patience = struct.pack("ll", whole, int((seconds - whole) * 1e6))
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, patience)
+        timeout = struct.pack("ll", whole, int((seconds - whole) * 1e6))
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeout)
 
     def receive(self, view: memoryview) -> int:
         """Blocks until bytes arrive, and returns how many; 0 at the end."""
@@ -304,7 +304,7 @@ class Channel:
         raise DataLossError("data connection: shared memory was announced, but none came")
 
     def shut(self) -> None:
-        """Ends all sending and receiving, also in threads that are blocked in it."""
+        """Ends all sending and receiving, also in threads that are blocked there."""
         with self._ending:
             shut(self._socket)
 
@@ -443,7 +443,7 @@ def relay(encrypted: ssl.SSLSocket, plain: socket.socket) -> None:
     decrypt = partial(_copy_bytes, channel.receive, plain.sendall, end)
     other = threading.Thread(target=decrypt, name="penstock relay", daemon=True)
     other.start()
-    _copy_bytes(plain.recv_into, lambda piece: channel.send([piece]), end)
+    _copy_bytes(plain.recv_into, lambda view: channel.send([view]), end)
     other.join()
 
 
@@ -452,10 +452,10 @@ def _copy_bytes(
     send: Callable[[memoryview], None],
     end: Callable[[], None],
 ) -> None:
-    piece = memoryview(bytearray(_RELAY_BUFFER))
+    buffer = memoryview(bytearray(_RELAY_BUFFER))
     try:
-        while count := receive(piece):
-            send(piece[:count])
+        while count := receive(buffer):
+            send(buffer[:count])
     except OSError:
         pass  # One side has closed the connection.
     finally:

@@ -194,7 +194,7 @@ class Task:
         self._idle_mark: Mark | None = None
         self._asked = 0
         """Every element before it was requested, or the client needs none of them."""
-        self.is_told = False
+        self.is_move_known = False
         """Whether the client knows from where another worker continues."""
 
     def fetch(

@@ -1,14 +1,14 @@
 """Messages on a data connection, how failures become messages, and the frames that carry both.
 
-A worker answers the requests of one connection one after the other: those of one task by their
-first elements, else in order. Every message about a request carries its number. An exception
-travels as text: its class (one of `penstock.errors`), its message and its traceback. A client never
-runs or unpickles received bytes to make an exception.
+A worker answers the requests of one connection one after the other: by their turns (`Fetch.turn`)
+and, within one task, by their first elements. Every message about a request carries its number. An
+exception travels as text: its class (one of `penstock.errors`), its message and its traceback. A
+client never runs or unpickles received bytes to make an exception.
 
 A frame is a head, a message and, behind `Rows`, the columns of a chunk:
 
-    head     24 bytes: two that never change, the kind, the sizes of the two parts that follow,
-             the checksum of the message, and that of the head up to here
+    head     24 bytes: two fixed bytes, the kind, the sizes of the two parts that follow, the
+             checksum of the message, and that of the head up to here
     message  msgpack; of the kind that the head says
     body     the bytes of columns, as `element.buffers` packs them; if the message says that they
              are `checked`, their checksum follows, as part of the body
@@ -69,7 +69,7 @@ class Mark(Plain, frozen=True):
 
 
 class OpenTask(Message, frozen=True):
-    """Says which work `task` means in the fetches that follow."""
+    """Defines which work `task` means in the fetches that follow."""
 
     task: int
     work: Work
@@ -215,7 +215,7 @@ class Impossible(Message, frozen=True):
     kind: str
     message: str
     elsewhere: bool = False
-    """Whether another worker may be able to."""
+    """Whether another worker may be able to answer it."""
 
 
 class Progress(Message, frozen=True):
@@ -285,7 +285,7 @@ class Fault:
         return len(self.message) + len(self.remote) + len(self.cause[1])
 
 
-_PARTLY = ", which counts the elements of one piece"
+_PIECE_REMARK = ", which counts the elements of one piece"
 
 
 def fault_of(error: BaseException, worker: str) -> Fault:
@@ -298,18 +298,19 @@ def fault_of(error: BaseException, worker: str) -> Fault:
 
 
 def fault_in_piece(error: BaseException, worker: str, counting: Counting | None) -> Fault:
-    """The same for a worker that has a piece of the plan, and an operator that counts so.
+    """Like `fault_of`, for a worker that computes only a piece of the plan.
 
-    Without `counting`, a number in the text may be of the piece or not; the text says so.
+    `counting` says how the operator that failed numbers the elements of the piece. If it is None, a
+    number in the text may count the elements of the piece or of the plan, and the text says so.
     """
-    fault = fault_of(error, f"{worker}{_PARTLY}")
+    fault = fault_of(error, f"{worker}{_PIECE_REMARK}")
     counted: tuple[Any, int] | None = getattr(error, "counted", None)
     at = -1 if counted is None else fault.message.find(f" for element {counted[1]}")
     if at < 0:
         has_number = " for element " in fault.message
-        return fault if has_number else replace(fault, message=_certain(fault.message))
+        return fault if has_number else replace(fault, message=_without_remark(fault.message))
     if counting is None:
-        return replace(fault, message=_certain(fault.message))
+        return replace(fault, message=_without_remark(fault.message))
     at += len(" for element ")
     assert counted is not None
     number = NumberInPiece(
@@ -327,15 +328,15 @@ def _with_number(text: str, at: int, old: int, new: int) -> str:
     return f"{text[:at]}{new}{text[at + len(str(old)) :]}"
 
 
-def _certain(text: str) -> str:
-    """The text without the remark on what its number counts."""
-    return "".join(text.rsplit(_PARTLY, 1))
+def _without_remark(text: str) -> str:
+    """The text of an error without the remark that its number counts only one piece."""
+    return "".join(text.rsplit(_PIECE_REMARK, 1))
 
 
 def renumber(error: OpError, counted: NumberInPiece, number: int) -> None:
     """Writes the number that an element has in the whole plan into the text of its error."""
     text = _with_number(error.message, counted.at, counted.number, number)
-    error.args = (_certain(text),)
+    error.args = (_without_remark(text),)
 
 
 def _cause_of(error: BaseException) -> tuple[str, str]:
@@ -466,7 +467,7 @@ def checksum(parts: Iterable[bytes | memoryview], crc: int = 0) -> int:
 
 
 def check_bytes(crc: int) -> bytes:
-    """A checksum as it follows a body."""
+    """A checksum as the bytes that follow a body."""
     return crc.to_bytes(CHECK_SIZE, "little")
 
 

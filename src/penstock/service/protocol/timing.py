@@ -11,7 +11,7 @@ from collections.abc import Mapping
 # Leases and heartbeats: no element is handed out twice because of these.
 
 LEASE = 10.0
-"""A dispatcher takes back the leases of a client that it has not heard for this time."""
+"""A dispatcher expires the leases of a client that it has not heard for this time."""
 
 LEASE_TRUST = 0.75
 """The fraction of a lease's time in which a reader relies on it, counted from the moment when it
@@ -41,7 +41,7 @@ SUSPENSION = 3.0
 that clients whose messages wait in its sockets keep their leases."""
 
 CLIENT_CALL = 2.0
-"""For requests that a client can do without: to leave, and for news before its end."""
+"""The time limit of requests that a client can do without: to leave, or for news at its end."""
 
 DISPATCHER_ABSENCE = 300.0
 """A client repeats its requests for this time while the dispatcher does not answer."""
@@ -92,7 +92,7 @@ HAND_BACK = 0.005
 """A worker that leaves looks this often for requests that were on their way, to refuse them."""
 
 DRAIN = 30.0
-"""The grace period of a worker that leaves, unless it is told another; `--drain-timeout` does."""
+"""The grace period of a worker that leaves; `--drain-timeout` sets another."""
 
 MOVE = 0.5
 """The fraction of its grace period in which a worker that leaves makes further elements, while the
@@ -109,7 +109,7 @@ MOVED_STREAM = 600.0
 """A worker keeps a state that another one handed to it for this time, while the job is read."""
 
 MARK = 0.5
-"""A worker saves the state of a stream after this time of work."""
+"""A worker saves the state of a stream after it has computed for this time."""
 
 WORKER_LEAVE = 0.5
 """A worker that stops waits this long for the dispatcher to confirm that it left."""
@@ -162,7 +162,7 @@ RAY_WAIT = 20.0
 `?wait=` changes it."""
 
 RAY_ERROR = 30.0
-"""What is wrong with a service on Ray is an error before this time, unless `?wait=` is longer."""
+"""A reader raises an error about a service on Ray before this time, unless `?wait=` is longer."""
 
 RAY_RENEWAL = 1.0
 """The time between two messages of a program to the actor of a service on Ray that it reads."""
@@ -194,8 +194,8 @@ CONTROL_ATTEMPT = 10.0
 """A request to the dispatcher that is not answered in this time is sent again."""
 
 CONTROL_FAILOVER = 2.0
-"""The same for the first attempt of a call to a dispatcher with several addresses: the one that was
-asked may be stopped. It doubles with each attempt, because a dispatcher may also be slow."""
+"""The same for the first attempt of a call to a dispatcher with several addresses: the process at
+the first address may be stopped. It doubles with each attempt, because a dispatcher may be slow."""
 
 CONTROL_SHORTEST_ATTEMPT = 5.0
 """An attempt may take this long, even if the time in which it is repeated is over sooner."""
@@ -279,8 +279,8 @@ WAIT_LIMIT = 900.0
 """Waiting for a worker or a consumer for longer is an error."""
 
 UNREACHABLE = 15.0
-"""If no worker was ever reached, that is an error after this time. A worker that was reached may
-come back, so it is waited for longer."""
+"""If a reader never reached a worker, it raises an error after this time. A worker that was reached
+may come back, so a reader waits for it longer."""
 
 QUIET_WORKER = 2.0
 """A log line says how long a worker has been silent if it is longer than this."""
