@@ -35,7 +35,7 @@ _CALLS_BETWEEN = 16
 """How many calls must have ended before a function is pickled again, to see whether it changed."""
 
 _MOST_CAPTURED = 1 << 30
-"""Bytes that a function may capture and still move without being asked."""
+"""The most bytes that a function may capture and still move, if the user has not asked for it."""
 
 
 class Calling:
@@ -59,12 +59,12 @@ class Calling:
         try:
             function = SentFunction(self._calls)
         except Exception as error:
-            self._return(cannot_travel(error))
+            self._return_to_threads(cannot_travel(error))
         else:
-            self._move(function, reason)
+            self._move_to_processes(function, reason)
 
     def expect_batches(self, size: int, first: int) -> None:
-        """Says that the results are batched next, and that the first batch begins at `first`.
+        """Notes that the results are batched next, and that the first batch begins at `first`.
 
         Then processes write the rows of large batches to their places.
         """
@@ -110,7 +110,7 @@ class Calling:
         assert isinstance(future, CallTask)
         assert future.chunk is not None
         if made.refusal:
-            self._return(made.refusal)
+            self._return_to_threads(made.refusal)
             return self.threads.call(future.chunk, future.ordinal)
         if self._processes is not None:
             self._processes.note(future.chunk, made)
@@ -121,16 +121,16 @@ class Calling:
             self._places.learn(made.made)
         return made.made
 
-    def _move(self, function: SentFunction, reason: str) -> None:
-        """Has processes do all further tasks."""
+    def _move_to_processes(self, function: SentFunction, reason: str) -> None:
+        """Submits all further tasks to processes."""
         parallelism = self._parallelism
         moved = _ProcessCalls(function, parallelism.processes, parallelism.nbytes)
         moved.rows = max(self.threads.rows, self._calls.function.task_rows)
         self._processes, self._preparation = moved, None
         self._calls.function.note_calls("processes", reason)
 
-    def _return(self, reason: str) -> None:
-        """Has threads do all further tasks."""
+    def _return_to_threads(self, reason: str) -> None:
+        """Submits all further tasks to threads."""
         self._processes = self._preparation = self._relocation = None
         self._calls.function.note_calls("threads", reason)
 
@@ -142,7 +142,7 @@ class Calling:
             return
         if self._processes is not None:
             if self._relocation.note_processes(elements, seconds):
-                self._return(self._relocation.reason)
+                self._return_to_threads(self._relocation.reason)
         elif self._preparation is not None:
             self._move_if_prepared(self._preparation, self._relocation.reason)
         else:
@@ -155,9 +155,9 @@ class Calling:
         if not preparation.is_done():
             return
         if preparation.refusal:
-            self._return(preparation.refusal)
+            self._return_to_threads(preparation.refusal)
         elif preparation.function is not None:
-            self._move(preparation.function, reason)
+            self._move_to_processes(preparation.function, reason)
 
     def stop(self, join: bool = False, drop: bool = False) -> None:
         self.threads.pool.stop(join, drop)
@@ -166,7 +166,7 @@ class Calling:
 
 
 def may_move() -> bool:
-    """Whether calls may move to processes without being asked.
+    """Whether calls may move to processes although the user has not asked for it.
 
     Not in a process that is itself one of many: of a worker, or of `multiprocessing`.
     """
@@ -177,7 +177,7 @@ def may_move() -> bool:
 
 
 class _Preparation:
-    """Sends a function to processes and has them load it, while threads still call it."""
+    """Sends a function to processes, which load it while threads still call it."""
 
     def __init__(self, threads: _ThreadCalls, calls: Calls, most: int) -> None:
         self._threads, self._calls, self._most = threads, calls, most
@@ -189,7 +189,7 @@ class _Preparation:
         self._sent = threads.pool.submit(self._send)
 
     def _send(self) -> None:
-        """Runs in a thread."""
+        """Runs in a thread of the pool; `is_done` reads the results after this has returned."""
         try:
             function = SentFunction(self._calls)
         except Exception as error:
@@ -219,10 +219,10 @@ class _Preparation:
         refused = [load.result().refusal for load in self._loads]
         self.refusal = self.refusal or next(filter(None, refused), "")
         if not self.refusal:
-            self._compare()
+            self._compare_pickles()
         return True
 
-    def _compare(self) -> None:
+    def _compare_pickles(self) -> None:
         """Pickles the function again: if it differs, calls change what it captures."""
         try:
             again = SentFunction(self._calls)
@@ -243,7 +243,7 @@ def _add_elements(made: list[Any], arguments: Chunk) -> None:
 class _ThreadCalls:
     """Calls in threads of this process.
 
-    Threads set `rows` without a lock: it is a hint for the next task, and any of them will do.
+    Threads set `rows` without a lock: it is a hint for the next task, and any recent value will do.
     """
 
     def __init__(self, calls: Calls, parallelism: Parallelism) -> None:
@@ -282,7 +282,7 @@ class _ThreadCalls:
         return made if stacked is None else stacked
 
     def take_cpu_use(self) -> CpuUse:
-        """Returns the CPU time since the last time."""
+        """Returns the CPU time of the calls and of the program since the last call of this."""
         calls = self.cpu_seconds - self._cpu_seen
         self._cpu_seen += calls
         before, self._program_seconds = self._program_seconds, time.process_time()
@@ -305,7 +305,7 @@ class _ProcessCalls:
         if places is not None:
             task.rows = places.place(ordinal, len(rows), processes.batch_cells)
         while not processes.submit(task):
-            # They were closed, because they were idle, since they were looked up.
+            # The processes were idle and closed after `call_processes` returned them.
             processes = call_processes.call_processes()
         return task
 

@@ -44,7 +44,7 @@ def keep_freed_batches(size: int) -> None:
 
 
 class _Loan:
-    """The memory of a large array; it is kept for others when no array uses it any more."""
+    """The memory of a large array; it is kept for later arrays when no array uses it any more."""
 
     def __init__(self, memory: Array, size: int) -> None:
         self._memory = memory

@@ -14,7 +14,7 @@ from penstock.plan.nodes import Node
 
 
 def states_of(node: Node, state: State) -> tuple[State, list[State]]:
-    """What an operator's own state is, and the states of its inputs."""
+    """Returns an operator's own state, and one state for each of its inputs."""
     if isinstance(node, nodes.Prefetch):
         return None, [state]
     if isinstance(state, int):

@@ -14,14 +14,14 @@ from penstock.engine.figures import CallTimes, Figures, WorkerFigures, own_secon
 from penstock.engine.meters import Meter, Meters
 from penstock.plan.nodes import Map, Mix, Node
 
-_IN_THE_WAY = 0.1
-"""Input that makes a program wait for a smaller share of its time is not in the way."""
+_BOTTLENECK_SHARE = 0.1
+"""If the program waits for input for a smaller share of its time, input is no bottleneck."""
 
-_BUSY_WORKERS = 0.5
-"""If the busiest worker computes for a smaller share of the time, readers wait for no worker."""
+_BUSY_SHARE = 0.5
+"""If the busiest worker computes for a smaller share of the time, workers are no bottleneck."""
 
-_ONE_CALL = 0.5
-"""A call that takes a larger share of the time that a program waits is what it waits for."""
+_LONG_CALL_SHARE = 0.5
+"""If one call takes a larger share of the time that the program waits, it is the bottleneck."""
 
 
 @dataclass(frozen=True)
@@ -102,17 +102,17 @@ class Profile:
 
     @property
     def bottleneck(self) -> str:
-        """Which operator is in the way, and what would help, in words."""
+        """Which operator is the bottleneck, and what would help, in words."""
         if not self.operators:
             return "nothing has been read yet"
         longest = max(self.operators, key=lambda row: row.call_seconds)
-        if longest.call_seconds > _ONE_CALL * self._seconds_waited:
+        if longest.call_seconds > _LONG_CALL_SHARE * self._seconds_waited:
             so_far = f"for {longest.call_seconds:.1f} s so far"
             return f"{longest.call}: the program waits for this call, {so_far}"
         if not any(row.elements or row.errors for row in self.operators):
             return "there have been no elements so far"
         waited = self._seconds_waited
-        if waited < _IN_THE_WAY * self.seconds:
+        if waited < _BOTTLENECK_SHARE * self.seconds:
             return (
                 f"the consumer: input took {waited:.3f} s of {self.seconds:.3f} s, so it waits "
                 f"{waited / self.seconds:.1%} of the time: nothing to gain"
@@ -138,7 +138,7 @@ class Profile:
         worst, workers = max(rows, key=lambda row: row.busy), rows[0].workers
         average = sum(row.busy for row in rows) / workers
         share = max(average, busiest) / max(self.seconds, 1e-9)
-        if share < _BUSY_WORKERS:
+        if share < _BUSY_SHARE:
             return (
                 f"the way from the workers: none of {_count(workers)} computes for more than "
                 f"{share:.0%} of the time: "
@@ -147,7 +147,7 @@ class Profile:
         return _name_bottleneck(worst, rows, _count(workers), _advise_workers(worst.advice))
 
     def __str__(self) -> str:
-        names = ["  " * row.depth + _place_name(row) for row in self.operators]
+        names = ["  " * row.depth + _name_with_workers(row) for row in self.operators]
         width = max([28, *(len(name) + 2 for name in names)])
         lines = [f"{'operator':<{width}}{'elements':>12}{'MB':>10}{'busy s':>10}{'wait s':>10}"]
         for name, row in zip(names, self.operators, strict=True):
@@ -188,7 +188,7 @@ def _name_bottleneck(
     return f"{worst.name}: {share:.0%} of {of} ({worst.busy:.3f} s): {advice}"
 
 
-def _place_name(row: OperatorProfile) -> str:
+def _name_with_workers(row: OperatorProfile) -> str:
     return f"{row.name} on {_count(row.workers)}" if row.workers else row.name
 
 

@@ -51,7 +51,7 @@ class SpanRecorder:
 
     @property
     def dropped_count(self) -> int:
-        """How many spans were too many."""
+        """How many spans were dropped because there were more than `MOST`."""
         return max(self._count - len(self._spans), 0)
 
     def events(self) -> list[dict[str, Any]]:

@@ -45,11 +45,11 @@ _FAILED_ON_SAMPLES = (
 )
 
 _TRIED = 1000
-"""How many elements a filter may refuse before a sample is made up."""
+"""How many elements a filter may refuse before `_Probe` makes up a sample of zeros."""
 
 
 def spec_of(node: Node, environment: Environment) -> Any:
-    """The spec; calls the user's functions on samples if it must."""
+    """The spec of a node; calls users' functions on samples if the plan does not say it."""
     if (spec := _spec_so_far(node)) is not None:
         return spec
     inputs = [spec_of(part, environment) for part in node.inputs]
@@ -114,7 +114,7 @@ class _Probe:
     def __init__(self, environment: Environment) -> None:
         self._environment = environment
         self._answered = 0
-        """The number of the first sample that the function did not fail on."""
+        """The number of the first sample for which the function returned a result."""
         self._lists: list[tuple[int, ...]] | None = None
         """The shapes of the lists in the first result that has any."""
 
@@ -159,7 +159,7 @@ class _Probe:
         return rows
 
     def _window(self, element: Any, spec: Any, certain: bool) -> Node:
-        """The same for a window; unless `certain`, its spec counts as found on samples."""
+        """Like `_rows`, for a window; unless `certain`, its spec counts as found on samples."""
         rows = self._rows(element, spec)
         if certain:
             return rows
@@ -315,7 +315,7 @@ def _identity(element: Any) -> Any:
 
 
 def _relax_by_shorter(found: Any, answer: Callable[[Any], Any], sample: Any, given: Any) -> Any:
-    """The spec `found`, relaxed by the answer for a shorter sample if a dimension is unknown."""
+    """Relaxes the spec `found` by the answer for a shorter sample, if a dimension is unknown."""
     if not _has_unknown(given):
         return found
     try:
@@ -352,10 +352,10 @@ def _guess_spec(found: Any, sample: Any, given: Any) -> Any:
         pairs = zip(_dims(spec) or (), np.shape(leaf), strict=False)
         sizes |= {have for want, have in pairs if want is None}
 
-    def loosen(spec: Any) -> Any:
+    def relax_dimensions(spec: Any) -> Any:
         dims = _dims(spec)
         if dims is None or not isinstance(spec, TensorSpec):
             return spec
         return TensorSpec([None if d in sizes else d for d in dims], spec.dtype)
 
-    return nest.map_structure(loosen, found)
+    return nest.map_structure(relax_dimensions, found)

@@ -20,7 +20,7 @@ data.
 """
 
 _SHOWN = 10
-"""So many errors are logged one by one; the others are only counted."""
+"""So many errors are logged one by one; further errors are only counted."""
 
 log = logging.getLogger("penstock")
 

@@ -41,7 +41,7 @@ _MOST_CELLS = 256
 """A program that keeps more batches than this gets copies."""
 
 _SHARE_OF_FILES = 16
-"""Cells may use two open files each, in all one part in so many of those that are allowed."""
+"""Cells, of two open files each, may use one in so many of the open files that are allowed."""
 
 
 def _count_cells() -> int:
@@ -102,7 +102,7 @@ class BatchLayout(NamedTuple):
 
 
 class SentRows(NamedTuple):
-    """Tells a call process where to write results: from row `start` on, of the batch in a cell."""
+    """Where a call process writes results: from row `start` on, in the batch of a cell."""
 
     cell: int
     start: int
@@ -193,7 +193,7 @@ class BatchCells:
         return SharedBatch(cell, layout, memory.data)
 
     def knows(self, cell: int) -> bool:
-        """Whether a cell may be lent again; processes unmap the others."""
+        """Whether a cell may be lent again; processes unmap all other cells."""
         return cell in self._cells
 
     def _mark_unused(self, reference: SegmentRef) -> None:

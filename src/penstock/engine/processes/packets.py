@@ -97,7 +97,10 @@ class Packets:
         send_descriptors(self._socket, packet, [descriptor] if descriptor >= 0 else [])
 
     def receive(self) -> tuple[Any, memoryview, int] | None:
-        """The next note, its buffers and its descriptor, -1 if it has none; None at the end."""
+        """Blocks until a packet arrives; returns its note, its buffers and its descriptor.
+
+        The descriptor is -1 if the packet has none. Returns None at the end of the connection.
+        """
         while True:
             packet, descriptor = receive_descriptor(self._socket, _LARGEST)
             if not packet:

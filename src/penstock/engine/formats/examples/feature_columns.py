@@ -44,7 +44,7 @@ class Column(NamedTuple):
 
 
 class FeaturePlaces(NamedTuple):
-    """Where the values of names stand: arrays with a row for each name."""
+    """Where the values of names are in the wire: arrays with a row for each name."""
 
     found: Array
     starts: Array
@@ -146,7 +146,7 @@ def _cut(values: Array, counts: Array) -> list[Array]:
 
 
 class Payloads(NamedTuple):
-    """Where the values of features stand."""
+    """Where the values of features are in the wire."""
 
     tags: Array
     """Which list each feature has; 0 for none."""

@@ -2,7 +2,7 @@
 
 So the bytes of an image are copied once, into the result, and those of a feature that is not
 wanted are not copied at all. Positions count the bytes that were left out: a long range stops
-behind the piece that has its head, so that only the lengths of such a range can be compared.
+behind the fragment that has its head, so that only the lengths of such a range can be compared.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _LARGE_FIELD, _LARGE_BATCH = 2 << 10, 28 << 20
 each time."""
 
 _HEAD, _NAME, _LENGTHS = 512, 128, 12
-"""Fields with fewer bytes are joined as a whole, of the others at least so many bytes: they have
-names with fewer bytes, and the lengths that follow. Both are more if the wanted names are long.
-The last is more than the bytes before a name in its entry."""
+"""A field of fewer bytes than the first is joined as a whole. Of a longer field, at least the bytes
+of a name of the second length are joined, and the lengths that follow. Both are more if the wanted
+names are long. The third is more than the bytes before a name in its entry."""
 
 _NONE = np.zeros(0, np.int64)
 
 _SHORT_ROW = 32 << 10
-"""Rows with fewer bytes on average are copied together, others one by one."""
+"""Rows with fewer bytes on average are copied together, longer rows one by one."""
 
 _SHORT = 256
 """Ranges of up to so many bytes are always joined: a long entry has a longer value."""
@@ -51,33 +51,33 @@ def join_records(records: Sequence[bytes], longest: int) -> Wire:
 
 
 def _has_long_fields(records: Sequence[bytes], total: int) -> bool:
-    """Whether the fields of records are long, if the first record has as many as the others."""
+    """Whether fields are long on average, if every record has as many fields as the first one."""
     least = _LONG_FIELD if total < _LARGE_BATCH else _LARGE_FIELD
     return total >= least * count_fields(records[0]) * len(records)
 
 
 class HeadWire(Wire):
-    """Pieces of records: their beginnings, and more wherever `split` finds a field."""
+    """Fragments of records: their beginnings, and more wherever `split` finds a field."""
 
     def __init__(self, messages: Sequence[bytes], longest: int, lengths: Array) -> None:
         self._messages, self._longest, self._lengths = messages, longest, lengths
         self._head = _HEAD + longest
         self._name = _NAME + longest
-        self._pieces: list[bytes] = []
+        self._fragments: list[bytes] = []
         self._owners = self._begins = self._offsets = self._ends = self._sizes = _NONE
         rows = np.arange(len(messages))
         self.starts = self._fetch(rows, np.zeros_like(rows), np.full(len(rows), 2 * self._head))
         self.stops = self.starts + lengths
 
     def _fetch(self, rows: Array, begins: Array, sizes: Array) -> Array:
-        """Joins pieces of messages, by where they begin there; returns where they begin here."""
+        """Joins fragments of messages, by where they begin there; returns where they begin here."""
         messages = self._messages
         places = zip(rows.tolist(), begins.tolist(), (begins + sizes).tolist(), strict=True)
-        pieces = [messages[row][begin:end] for row, begin, end in places]
+        fragments = [messages[row][begin:end] for row, begin, end in places]
         lengths = np.minimum(sizes, self._lengths[rows] - begins)
-        ends = lengths.cumsum() + (self.limit if self._pieces else 0)
-        self._pieces += pieces
-        self._join(self._pieces, self._longest)
+        ends = lengths.cumsum() + (self.limit if self._fragments else 0)
+        self._fragments += fragments
+        self._join(self._fragments, self._longest)
         self._owners = np.concatenate((self._owners, rows))
         self._begins = np.concatenate((self._begins, begins))
         self._sizes = np.concatenate((self._sizes, sizes))
@@ -86,22 +86,23 @@ class HeadWire(Wire):
         self._offsets = np.concatenate((self._offsets, starts))
         return starts
 
-    def _find_pieces(self, starts: Array) -> Array:
-        """Which pieces have the bytes at positions."""
+    def _find_fragments(self, starts: Array) -> Array:
+        """Which fragments have the bytes at positions."""
         return self._offsets.searchsorted(starts, side="right") - 1
 
     def split(self, starts: Array, stops: Array) -> tuple[ByteRanges, Array]:
         owners, at, limits = np.arange(len(starts)), starts, stops
-        pieces = self._find_pieces(starts)
+        fragments = self._find_fragments(starts)
         wrong = np.zeros(len(starts), bool)
         rounds = [(owners[:0], at[:0], at[:0])]
         while True:
             alive = at < limits
             if not are_all(alive):
-                owners, at, limits, pieces = owners[alive], at[alive], limits[alive], pieces[alive]
+                owners, at = owners[alive], at[alive]
+                limits, fragments = limits[alive], fragments[alive]
             if not len(at):
                 break
-            at, limits, pieces, (lengths, begin) = self._fetch_heads(at, limits, pieces)
+            at, limits, fragments, (lengths, begin) = self._fetch_heads(at, limits, fragments)
             end = begin + lengths
             bad = (self.octets[at] != FIRST) | (end > limits)
             if is_any(bad):
@@ -112,30 +113,32 @@ class HeadWire(Wire):
         return ByteRanges(*map(np.concatenate, zip(*rounds, strict=True))), wrong
 
     def _fetch_heads(
-        self, at: Array, limits: Array, pieces: Array
+        self, at: Array, limits: Array, fragments: Array
     ) -> tuple[Array, Array, Array, tuple[Array, Array]]:
-        """The positions of fields whose heads are joined; those in new pieces are others.
+        """Joins the heads of fields that are not joined yet; returns the positions of all fields.
+
+        A field in a new fragment gets a new position.
 
         Also returns the lengths of the fields, and where these begin.
         """
-        ends = self._ends[pieces]
+        ends = self._ends[fragments]
         lengths, begin = self.read_lengths(np.minimum(at + 1, self.limit))
         needed = np.minimum(begin + np.minimum(lengths.astype(np.int64), self._head), limits)
         missing = ((needed > ends) | (at + 8 > ends) & (limits > ends)).nonzero()[0]
         if not len(missing):
-            return at, limits, pieces, (lengths, begin)
-        old = pieces[missing]
+            return at, limits, fragments, (lengths, begin)
+        old = fragments[missing]
         begins = self._begins[old] + at[missing] - self._offsets[old]
         count = len(self._offsets)
-        # Pieces behind short fields double their size, so that few of them have many such fields.
+        # Fragments behind short fields double their size, so that few have many such fields.
         is_short = at[missing] <= ends[missing]
         sizes = np.where(is_short, 2 * self._sizes[old], 2 * self._head)
         fetched = self._fetch(self._owners[old], begins, sizes)
-        at, limits, pieces = at.copy(), limits.copy(), pieces.copy()
+        at, limits, fragments = at.copy(), limits.copy(), fragments.copy()
         limits[missing] += fetched - at[missing]
         at[missing] = fetched
-        pieces[missing] = count + np.arange(len(missing))
-        return at, limits, pieces, self.read_lengths(at + 1)
+        fragments[missing] = count + np.arange(len(missing))
+        return at, limits, fragments, self.read_lengths(at + 1)
 
     def reach(self, at: Array) -> tuple[Array, Array]:
         rows = np.arange(len(at))
@@ -172,6 +175,6 @@ class HeadWire(Wire):
 
     def _locate(self, starts: Array) -> tuple[list[Any], list[int]]:
         """The messages that have the bytes at positions, and where."""
-        pieces, messages = self._find_pieces(starts), self._messages
-        begins = self._begins[pieces] + starts - self._offsets[pieces]
-        return [messages[row] for row in self._owners[pieces].tolist()], begins.tolist()
+        fragments, messages = self._find_fragments(starts), self._messages
+        begins = self._begins[fragments] + starts - self._offsets[fragments]
+        return [messages[row] for row in self._owners[fragments].tolist()], begins.tolist()

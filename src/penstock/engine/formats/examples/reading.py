@@ -185,7 +185,7 @@ def read_features(
     last = {key: value for key, value in entries if key in wanted}
     for key, value in entries:
         if key in wanted and value:
-            _check_kind(value, f"feature {key!r}")  # Also of those that a later one replaces.
+            _check_kind(value, f"feature {key!r}")  # Also if a later entry replaces it.
     return {key: read_feature(value, f"feature {key!r}") for key, value in last.items() if value}
 
 

@@ -169,7 +169,7 @@ def _read(
 
 
 def _field(wire: Wire, tag: int, at: Array, stops: Array) -> tuple[Array, Array, Array]:
-    """The range of a field that may stand at each position, and which ones are too long."""
+    """The range of the field at each position, if there is one, and which fields are too long."""
     has = (wire.octets[at] == tag) & (at < stops)
     lengths, begin = wire.read_lengths(at + 1)
     wrong = has & (begin + lengths > stops)

@@ -16,7 +16,7 @@ from penstock.engine.heap import allocate_bytes
 Array = np.ndarray[Any, Any]
 
 BEFORE, AFTER = b"\xff" * 7 + b"\0", bytes(24)
-"""What stands around the bytes of integers. So the first one, too, begins behind a last byte, and
+"""The bytes around those of integers. So the first integer, too, begins behind a last byte, and
 words of eight bytes can be read from each byte on."""
 
 _BLOCK = 1 << 16

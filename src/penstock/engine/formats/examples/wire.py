@@ -20,10 +20,10 @@ _ZEROS = 512
 """Longer than the head of any field, so that a head can be read at every position."""
 
 _TOO_LONG = 1 << 40
-"""Stands for the length in a varint of more than five bytes: it exceeds every range."""
+"""Replaces the length in a varint of more than five bytes: it exceeds every range."""
 
 _SHORT = 16
-"""ByteRanges that are shorter on average are copied by index, the others one by one."""
+"""Ranges that are shorter on average are copied by index, longer ones one by one."""
 
 
 _SMALL, _MANY = 64, 50
@@ -73,7 +73,7 @@ class Wire:
         """The eight bytes from each position on."""
 
     def read_lengths(self, at: Array) -> tuple[Array, Array]:
-        """The lengths that stand at the positions, and where they end."""
+        """The lengths that are encoded at the positions, and where their bytes end."""
         octets = self.octets[at]
         if octets.tobytes().isascii():  # All of them have one byte.
             return octets, at + 1
