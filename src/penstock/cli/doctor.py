@@ -66,13 +66,13 @@ def print_findings(findings: Iterable[Finding]) -> list[Finding]:
     found = []
     for finding in findings:
         found.append(finding)
-        print(f"{_mark(finding.state)}  {finding.subject}: {finding.text}", flush=True)
+        print(f"{_format_state(finding.state)}  {finding.subject}: {finding.text}", flush=True)
         if finding.change:
             print(f"         to do: {finding.change}", flush=True)
     return found
 
 
-def _mark(state: str) -> str:
+def _format_state(state: str) -> str:
     padded = f"{state:<7}"
     return f"{_COLORS[state]}{padded}\x1b[0m" if sys.stdout.isatty() else padded
 
@@ -260,8 +260,8 @@ _CHECKS: dict[str, Callable[[], Finding]] = {"torch": check_torch, "jax": check_
 
 
 # A service: the way of an element, step by step. From this machine to the dispatcher, from this
-# machine to every worker, and one element through all of them. A check that cannot work after one
-# that failed is not made.
+# machine to every worker, and one element through all of them. A check that depends on a failed
+# check is skipped.
 
 _LONGEST_READ = 45.0
 """Seconds; a reader itself gives up a dispatcher or workers that are missing after 30."""
@@ -282,14 +282,14 @@ def check_service(url: str) -> Iterator[Finding]:
             "give the address of one, as in grpc://localhost:5050",
         )
         return
-    ways = [check_way(address) for address in addresses.split(",")]
+    ways = [check_connection(address) for address in addresses.split(",")]
     yield from ways
     if all(way.state == WRONG for way in ways):
         return
     yield from _check_dispatcher(url, addresses)
 
 
-def check_way(address: str) -> Finding:
+def check_connection(address: str) -> Finding:
     """Whether the name is known, and something listens at the port."""
     subject = f"way to {address}"
     try:
@@ -319,7 +319,7 @@ def check_way(address: str) -> Finding:
 
 
 def _prove_token(connected: socket.socket, address: str, host: str) -> None:
-    """Ends the check of a way in order: a dispatcher logs connections that prove no token.
+    """Proves the token before the connection is closed, because a dispatcher logs it otherwise.
 
     Whether that works is another check, so errors are ignored here.
     """

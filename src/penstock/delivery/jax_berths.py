@@ -52,7 +52,7 @@ class Handle:
 
 
 _LEFT = 2
-"""How many berths of one kind the GPU may still copy from before `_take_berth` blocks."""
+"""The most berths of one shape and dtype that the GPU may copy from before `_take_berth` blocks."""
 
 Begin = Callable[[int, int], bool]
 """Starts copies to an address, on a stream; returns whether it could."""
@@ -97,7 +97,7 @@ class Landing:
         self._reading: list[Array] = []
         """The arrays that the GPU reads in place, of the current arrival."""
         self._held: deque[tuple[CopyEvent, list[Array]]] = deque()
-        """The arrays that the GPU reads in place, until the events after their copies."""
+        """The arrays that the GPU reads in place, kept until the events after their copies."""
         with cuda.on(self.gpu):
             self._stream = cuda.stream()
         self._closed = weakref.finalize(self, _free_berths, cuda, self._berths)

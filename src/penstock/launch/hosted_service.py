@@ -60,16 +60,16 @@ def read_range(text: str) -> WorkerRange | None:
 
 
 class WorkerScaling:
-    """Follows a load: grows at once, by no more than a doubling, and shrinks after a while.
+    """Chooses how many workers run: it grows at once, at most to twice as many, and shrinks later.
 
-    One high figure, such as that of a reader that has just begun to wait, costs at most a doubling
-    for that while. A load that falls for a moment changes nothing.
+    One high figure, such as that of a reader that has just begun to wait, at most doubles the
+    workers for `SHRINK_AFTER` seconds. A load that falls for a moment changes nothing.
     """
 
     def __init__(self, allowed: WorkerRange) -> None:
         self.allowed = allowed
         self._recent: deque[tuple[float, int]] = deque()
-        """When readers could use how many workers, in the last `SHRINK_AFTER` seconds."""
+        """How many workers readers could use, and when, in the last `SHRINK_AFTER` seconds."""
 
     def choose(self, now: float, wanted: int, running: int) -> int:
         """The number of workers from now on: readers can use `wanted`, and `running` run."""
@@ -236,14 +236,14 @@ class LocalService:
 
 
 LEAVE = b"leave"
-"""Sent to a worker that is to finish the elements that it makes, and end."""
+"""The message that makes a worker finish the elements that it makes, and end."""
 
 _MOST_EARLY_ENDS = 3
-"""So many workers in a row may end soon after their start before that is an error."""
+"""If so many workers in a row end soon after their start, the service fails."""
 
 
 class _Worker:
-    """One worker process, or its place if it has ended; the lock of `LocalWorkers` guards it."""
+    """One worker process and its successors; the lock of `LocalWorkers` guards all fields."""
 
     def __init__(self) -> None:
         self.number = 0
@@ -285,7 +285,7 @@ class LocalWorkers:
         self._closed = False
         self._first_message = b""
         self._threads = max(1, cores() // most)
-        """How many each native library uses in a worker."""
+        """How many threads each native library uses in a worker."""
         self._fail: Callable[[OpError], None] = _LOG.error
         self._numbers = 0
         self._workers = [_Worker() for _ in range(count)]
@@ -334,7 +334,7 @@ class LocalWorkers:
     def _is_ended(self) -> bool:
         return all(worker.channel is None for worker in self._workers)
 
-    # In the thread, which does not end before: the kernel kills the program with it.
+    # These run in the thread. It ends after the program, which the kernel kills with the thread.
 
     def _run(self) -> None:
         while not self._closed:

@@ -347,7 +347,7 @@ def _cut_rows(rows: Array, counts: Array, kind: Any) -> Ragged:
 
 
 def _cut_each(rows: Array, lengths: Any, kind: Any) -> Ragged:
-    """Rows that are cut to the first lengths, and the values of each to the others."""
+    """Cuts rows to `lengths[0]`, and the values inside of them to the further lengths."""
     ragged = _cut_rows(rows, _count_kept(rows, lengths[0], None), kind)
     if len(lengths) == 1:
         return ragged
