@@ -200,7 +200,9 @@ def _over(node: Node, streams: tuple[Stream, ...], own: State, context: Context)
             return windowing.WindowStream(node, streams[0], wrap, own)
         case nodes.GroupByWindow():
             inner, seed = partial(_inner, context, False), context.inside(0).key
-            return windowing.GroupByWindowStream(node, streams[0], wrap, inner, own, seed)
+            return windowing.GroupByWindowStream(
+                node, streams[0], wrap=wrap, open_inner=inner, state=own, seed=seed
+            )
         case nodes.GroupByReducer():
             return windowing.GroupByReducerStream(node, streams[0], own)
         case nodes.Shuffle(_, buffer, seed, reshuffle):
@@ -300,7 +302,15 @@ def _access_stream(node: Node, start: int, context: Context) -> Stream:
     gather = Gather(1 if context.inline else min(cores(), _GATHER_THREADS))
     read = access(node, context.environment.spec, gather)
     failing = count_failing(node)
-    return sources.AccessStream(read, context.epoch, start, stop, node.pure, gather.stop, failing)
+    return sources.AccessStream(
+        read,
+        context.epoch,
+        start=start,
+        stop=stop,
+        pure=node.pure,
+        release=gather.stop,
+        count_failing=failing,
+    )
 
 
 def _batch(node: nodes.Batch, source: Stream, context: Context) -> Stream:
@@ -325,10 +335,10 @@ def _map(node: nodes.Map, source: Stream, own: State, context: Context) -> Strea
     return ParallelMapStream(
         source,
         calls,
-        partial(elementwise.arguments, node),
-        calling,
-        ordered,
-        (ordinal, *early),
+        arguments=partial(elementwise.arguments, node),
+        calling=calling,
+        ordered=ordered,
+        state=(ordinal, *early),
     )
 
 

@@ -170,8 +170,8 @@ def test_a_connection_that_comes_after_the_end_is_closed(exchange):
 def test_tasks_are_opened_once_and_numbered(links, exchange):
     connected(links, "a")
     link, sent = links["a"], exchange.lines["a"].sent
-    link.fetch(1, WORK, 0, 5, None)
-    link.fetch(2, WORK, 5, 9, None)
+    link.fetch(1, WORK, start=0, stop=5, mark=None)
+    link.fetch(2, WORK, start=5, stop=9, mark=None)
     [opening, first, second] = sent
     assert opening == OpenTask(first.task, WORK)
     fetch = partial(Fetch, task=first.task, most_state=MOST_STATE)
@@ -180,7 +180,7 @@ def test_tasks_are_opened_once_and_numbered(links, exchange):
     link.close_task(WORK)
     link.close_task(WORK)
     assert sent[3:] == []
-    link.fetch(3, WORK, 9, 10, None)
+    link.fetch(3, WORK, start=9, stop=10, mark=None)
     assert sent[3] == CloseTask(first.task)
     assert isinstance(sent[4], OpenTask)
     assert sent[4].task != first.task
@@ -198,7 +198,7 @@ def test_a_worker_that_leaves_stays_connected_until_its_last_answer(links, excha
     """The dispatcher has removed it from the list; what it is making must not be made again."""
     connected(links, "a", "b", "c")
     for number, name in enumerate("abc"):
-        links[name].fetch(number, WORK, number, number + 1, None)
+        links[name].fetch(number, WORK, start=number, stop=number + 1, mark=None)
         links[name].in_use = True
     links["a"].leaves = True
     links.abort_others([info("c")])
@@ -213,8 +213,8 @@ def test_a_worker_that_leaves_stays_connected_until_its_last_answer(links, excha
 def test_silent_workers_that_owe_an_answer_are_found(links, exchange):
     connected(links, "a", "b")
     until(lambda: not links.ready(0))
-    links["a"].fetch(1, WORK, 0, 5, None)
-    links["b"].fetch(2, WORK, 5, 9, None)
+    links["a"].fetch(1, WORK, start=0, stop=5, mark=None)
+    links["b"].fetch(2, WORK, start=5, stop=9, mark=None)
     exchange.lines["b"].there.send(b"x")
     until(lambda: links.ready(0) and links._looked >= links["a"].heard)
     assert [link.worker for link in links.silent(-1e-9)] == ["a"]
@@ -227,7 +227,7 @@ def test_what_came_while_this_process_was_stopped_was_said(links, exchange):
     """The clock has gone on a lot, and what was said meanwhile is still to be read."""
     connected(links, "a")
     until(lambda: not links.ready(0))
-    links["a"].fetch(1, WORK, 0, 5, None)
+    links["a"].fetch(1, WORK, start=0, stop=5, mark=None)
     links["a"].heard -= 1000.0
     exchange.lines["a"].there.send(b"x")
     until(lambda: links.ready(0))

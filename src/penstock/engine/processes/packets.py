@@ -60,18 +60,19 @@ class Packets:
         size = sum(map(len, parts))
         total = size + len(data)
         if total <= _SMALL:
-            self._send(_NO_SEGMENT, size, data, None, descriptor, b"".join((*parts, data)))
+            body = b"".join((*parts, data))
+            self._send(_NO_SEGMENT, size, data, descriptor=descriptor, body=body)
             return
         cell = self._lend(total)
         _fill(cell.memory, (*parts, memoryview(data)))
         if cell.slab is None:
-            self._send(cell.segment, size, data, None, descriptor)
+            self._send(cell.segment, size, data, descriptor=descriptor)
             return
         if descriptor >= 0:  # One descriptor travels with a packet: the slab's goes first.
-            self._send(_NO_SEGMENT, 0, b"", cell.slab, cell.descriptor)
-            self._send(cell.segment, size, data, None, descriptor)
+            self._send(_NO_SEGMENT, 0, b"", descriptor=cell.descriptor, slab=cell.slab)
+            self._send(cell.segment, size, data, descriptor=descriptor)
         else:
-            self._send(cell.segment, size, data, cell.slab, cell.descriptor)
+            self._send(cell.segment, size, data, descriptor=cell.descriptor, slab=cell.slab)
         self._cells.close_descriptor(cell.slab.number)
 
     def _lend(self, size: int) -> Cell:
@@ -85,8 +86,9 @@ class Packets:
         segment: int,
         size: int,
         data: bytes,
-        slab: Any,
+        *,
         descriptor: int,
+        slab: Any = None,
         body: bytes = b"",
     ) -> None:
         released = self._mapped.take_unused(_MOST_RELEASED)

@@ -276,7 +276,15 @@ class InterleaveStream(FedStream):
         with seed_scope(derive(self._key, number)):
             made = self._calls.one(row.elements()[0], ordinal)
         stream = self._open_inner(plan_of(self._calls.where, made), state, number)
-        return Slot(ordinal, number, self._feed.place, stream, Inlet(stream), given, row.numbers)
+        return Slot(
+            ordinal=ordinal,
+            number=number,
+            place=self._feed.place,
+            stream=stream,
+            feed=Inlet(stream),
+            given=given,
+            origin=row.numbers,
+        )
 
     def count_used(self) -> int:
         return self._ordinal

@@ -193,6 +193,7 @@ class Link:
         self,
         request: int,
         work: Work,
+        *,
         start: int,
         stop: int,
         mark: Any,
@@ -209,9 +210,18 @@ class Link:
             self._tasks[work] = self._opened
             self._first.append(OpenTask(self._opened, work))
         first, self._first = self._first, []
-        task = self._tasks[work]
         new = None if successor == self._successor else successor
-        fetch = Fetch(request, task, start, stop, mark, trace, turn, MOST_STATE, new)
+        fetch = Fetch(
+            request=request,
+            task=self._tasks[work],
+            start=start,
+            stop=stop,
+            mark=mark,
+            trace=trace,
+            turn=turn,
+            most_state=MOST_STATE,
+            successor=new,
+        )
         self.in_use = True
         self.connection.send(*first, fetch)
         self.in_use = False

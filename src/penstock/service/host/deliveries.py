@@ -204,7 +204,16 @@ class Deliveries:
             trace = "" if self._traces is None else self._traces.request(ask)
             successor = self._fetcher.find_successor(ask.worker, ask.feed, self.work.job)
             named = self._links.find_info(successor)
-            link.fetch(ask.request, work, ask.start, ask.stop, ask.mark, trace, ask.turn, named)
+            link.fetch(
+                ask.request,
+                work,
+                start=ask.start,
+                stop=ask.stop,
+                mark=ask.mark,
+                trace=trace,
+                turn=ask.turn,
+                successor=named,
+            )
             link.note_feed(work, ask.feed)
         except (KeyError, UnavailableError):
             self.lose(ask.worker)

@@ -500,7 +500,9 @@ class FetchServer:
             self._owner.traffic.add(elements=len(part.chunk), nbytes=size)
         else:
             own = figures(part.ordinal + 1)
-            failed = to_failed(request, part.ordinal, part.fault, began, part.place, own)
+            failed = to_failed(
+                request, part.ordinal, part.fault, began=began, place=part.place, operators=own
+            )
             with self._note_sending():
                 self._connection.send(failed)
             self._owner.traffic.add(failures=1)
@@ -631,7 +633,14 @@ class FetchGate:
         with self._changed:
             if stream in self._moves:
                 return
-            move = Move(stream, work, successor, to, self._runtime, self._until)
+            move = Move(
+                stream,
+                work,
+                successor,
+                connect=to,
+                runtime=self._runtime,
+                until=self._until,
+            )
             self._moves[stream] = move
             self._inside += 1
 

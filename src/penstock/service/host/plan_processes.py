@@ -186,7 +186,14 @@ class PlanProcessMain:
                 self._tasks = self._make_tasks(address)
             case TakeClient(number, protocol, name, compression, checks):
                 connected = socket.socket(fileno=descriptor)
-                client = AcceptedClient(connected, protocol, name, compression, checks, b"")
+                client = AcceptedClient(
+                    connected,
+                    protocol,
+                    name,
+                    compression=compression,
+                    checks=checks,
+                    plan=b"",
+                )
                 MACHINE.start(partial(self._serve, number, client.connection()), _SERVING)
             case TidyUp(jobs):
                 self._tasks.tidy(jobs)

@@ -183,7 +183,14 @@ class Worker(Lifecycle):
             )
         name = f"{address}/{uuid.uuid4().hex[:12]}"
         tags = tuple(config.worker_tags or ())
-        return WorkerInfo(name, address, host_id(), offered, tags, VERSION)
+        return WorkerInfo(
+            worker=name,
+            address=address,
+            host=host_id(),
+            transfers=offered,
+            tags=tags,
+            version=VERSION,
+        )
 
     @property
     def address(self) -> str:

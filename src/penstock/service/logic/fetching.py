@@ -287,8 +287,17 @@ class Fetcher:
         self._workers[worker] += 1
         self._owed += span[1] - span[0]
         self._requests += 1
-        mark, turn = feed.mark(span[0], most_state), self._turn_of(feed, span[0])
-        ask = Ask(self._requests, worker, feed, *span, mark, span[0], turn)
+        start, stop = span
+        ask = Ask(
+            request=self._requests,
+            worker=worker,
+            feed=feed,
+            start=start,
+            stop=stop,
+            mark=feed.mark(start, most_state),
+            at=start,
+            turn=self._turn_of(feed, start),
+        )
         self._asks.add(ask, again)
         return ask
 

@@ -72,19 +72,20 @@ def open_iteration(state: State, request: OpenIteration) -> Decision:
     if client is not None and here and _is_reading(state, client, request):
         record = state.iterations[client.job]
         held = find_leased(record, request)
-        opened = _make_reply(state, record, request, (), held, find_unclaimed(record, request))
+        unclaimed = find_unclaimed(record, request)
+        opened = _make_reply(state, record, request, places=(), held=held, twice=unclaimed)
         return Decision((ClientHeard(request.client),), opened)
     left = depart(state, client, LEFT) if client is not None and here else []
     found = find_iteration(state, request, dataset)
     if skipped := found.repetition - request.repetition:
-        # The round of an endless `repeat` is the last number of its epoch.
+        # The repetition of an endless `repeat` is the last number of its epoch.
         epoch = (*request.epoch[:-1], request.epoch[-1] + skipped)
         request = msgspec.structs.replace(request, repetition=found.repetition, epoch=epoch)
     begun, record, places = _prepare_iteration(state, found, request, dataset)
     facts = (*left, *begun, *_join_facts(record, request, places))
     held = find_untaken(record, request, begun)
     twice = find_repeated(record, request, begun)
-    opened = _make_reply(state, record, request, places, held, twice)
+    opened = _make_reply(state, record, request, places=places, held=held, twice=twice)
     return Decision(facts, msgspec.structs.replace(opened, warning=found.warning))
 
 
@@ -161,6 +162,7 @@ def _make_reply(
     state: State,
     record: IterationRecord,
     request: OpenIteration,
+    *,
     places: tuple[StreamPlace, ...],
     held: tuple[StreamRange, ...],
     twice: tuple[StreamRange, ...],
