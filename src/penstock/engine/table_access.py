@@ -87,7 +87,8 @@ class TableAccess:
         self._checked: set[int] = set()
         """The mapped files that were compared with their stamps in this period."""
         self._rows = 0
-        """How many rows were read in this period."""
+        """How many rows were read in this period. Threads count without `_lock`: a lost count only
+        makes the period longer."""
         self._lock = threading.Lock()
         self._readers: OrderedDict[int, TableReader] = OrderedDict()
         self._blocks = _BlockCache()

@@ -40,6 +40,7 @@ class ArrayRecordTable(TableReader):
         self._module = load_extra("array_record.python.array_record_module", call, "array_record")
         open_bytes(path, call=call).close()  # It says why a file cannot be opened.
         self._lock = threading.Lock()
+        """Guards `_reader`, which one thread at a time may use."""
         self._reader: Any = None
         with self._lock:
             reader = self._open_reader()

@@ -479,6 +479,7 @@ def _blame(task: CallTask, code: int) -> list[CallTask]:
 
 _current: CallProcesses | None = None
 _current_lock = threading.Lock()
+"""Held while `_current` is replaced, so that a program has one `CallProcesses` at a time."""
 
 
 def call_processes() -> CallProcesses:
