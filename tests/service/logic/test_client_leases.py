@@ -22,7 +22,7 @@ def test_a_reader_among_many_leases_for_longer_and_asks_less_often() -> None:
     requests.pace.note(100, now=1.0)
     assert requests.want(left=0, workers=1, now=1.0) == 10
     nothing = LeaseReply(retry=timing.LEASE_RETRY, intervals=Intervals(leased_work=8.0))
-    requests.hear(nothing, left=0, now=1.0)
+    requests.apply_reply(nothing, left=0, now=1.0)
     assert requests.want(left=0, workers=1, now=1.0 + 7.9 * timing.LEASED_WORK) == 0
     assert requests.want(left=0, workers=1, now=1.0 + 8.0 * timing.LEASED_WORK) == 80
 
@@ -49,9 +49,9 @@ def test_a_reader_that_waits_for_leases_asks_for_more_at_once() -> None:
     requests, now = LeaseRequests(FEW_CLIENTS), 0.0
     for want in (1, 1, 2, 4):  # Its user could consume more, and each reply takes a second.
         assert requests.want(left=0, workers=0, now=now) == want
-        requests.hear(LeaseReply((Grant(StreamRange(0, 0, want)),)), left=0, now=now)
+        requests.apply_reply(LeaseReply((Grant(StreamRange(0, 0, want)),)), left=0, now=now)
         requests.pace.note(want, now)
         now += 1.0
     assert requests.want(left=1, workers=0, now=now) == 8
-    requests.hear(LeaseReply((Grant(StreamRange(0, 0, 8)),)), left=1, now=now)
+    requests.apply_reply(LeaseReply((Grant(StreamRange(0, 0, 8)),)), left=1, now=now)
     assert requests.want(left=0, workers=0, now=now) == 4

@@ -205,11 +205,11 @@ class TestLaps:
     def test_a_promise_holds_until_streams_join_no_more(self) -> None:
         laps = Laps(opened(0), 3)
         assert laps.enter(4)
-        laps.hear(ClientHeartbeatReply(2, joining=True))
+        laps.apply_reply(ClientHeartbeatReply(2, joining=True))
         assert laps.limit == 5
         laps.release()
         assert not laps.enter(5)
-        laps.hear(ClientHeartbeatReply(3))
+        laps.apply_reply(ClientHeartbeatReply(3))
         assert not laps.enter(5), "the reader may not know yet what was agreed on"
         laps.release()
         assert laps.enter(5)
@@ -217,26 +217,26 @@ class TestLaps:
     def test_the_limit_is_two_beats_ahead(self) -> None:
         laps = Laps(opened(0), 0)
         laps.enter(10)
-        laps.beat()
+        laps.note_heartbeat()
         laps.enter(30)
-        laps.beat()
-        laps.hear(ClientHeartbeatReply(2, joining=True))
+        laps.note_heartbeat()
+        laps.apply_reply(ClientHeartbeatReply(2, joining=True))
         assert laps.limit == 30 + 1 + 2 * 20
 
     def test_a_consumer_that_promised_does_not_end(self) -> None:
         laps = Laps(opened(0, joining=True), 3)
-        assert not laps.end()
-        laps.hear(ClientHeartbeatReply(2))
+        assert not laps.try_end()
+        laps.apply_reply(ClientHeartbeatReply(2))
         laps.release()
-        assert laps.end()
+        assert laps.try_end()
 
     def test_a_consumer_that_ended_promises_nothing(self) -> None:
         laps = Laps(opened(0), 3)
-        assert laps.end()
-        laps.hear(ClientHeartbeatReply(2, joining=True))
+        assert laps.try_end()
+        laps.apply_reply(ClientHeartbeatReply(2, joining=True))
         laps.release()
         assert laps.limit == AT_END
-        assert laps.end()
+        assert laps.try_end()
 
 
 def reading(laps: tuple[int, ...], state: Any = None) -> Reading:

@@ -205,9 +205,9 @@ def test_the_rate_of_an_idle_worker_falls() -> None:
     roster = Roster()
     roster.join(WorkerInfo("w", "localhost:1", "host", {}), 0.0)
     for second in range(1, 6):
-        roster.hear(WorkerHeartbeat("w", (WorkStatus("job", 100, 0.1),)), float(second))
+        roster.apply_heartbeat(WorkerHeartbeat("w", (WorkStatus("job", 100, 0.1),)), float(second))
     pace = roster.workers["w"].pace
     assert pace.rate == pytest.approx(100)
     for second in range(6, 16):
-        roster.hear(WorkerHeartbeat("w"), float(second))
+        roster.apply_heartbeat(WorkerHeartbeat("w"), float(second))
     assert pace.rate < 5

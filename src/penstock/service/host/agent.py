@@ -139,7 +139,7 @@ class Agent:
         if self._laps is None:
             return True
         with self._changed:
-            return self._laps.end()
+            return self._laps.try_end()
 
     def release(self) -> None:
         """Lifts the limit on laps, if the reader has processed all events and no streams join."""
@@ -390,7 +390,7 @@ class Agent:
             )
             self._report, self._beat_at = Report(want=self._report.want), now
             if self._laps is not None:
-                self._laps.beat()
+                self._laps.note_heartbeat()
         reply = self._send(beat)
         self._publish(reply)
         if reply.version != beat.version and reply.workers is None:
@@ -457,7 +457,7 @@ class Agent:
         before = (*self._complete, self._is_joining)
         self._version = event.version
         if self._laps is not None:
-            self._laps.hear(event)
+            self._laps.apply_reply(event)
         if event.workers is not None:
             self._served = bool(event.workers)
         if isinstance(event, OpenIterationReply):

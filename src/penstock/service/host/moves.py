@@ -1,10 +1,11 @@
 """Moves: how a worker that leaves hands its streams to the workers that continue.
 
-The next worker needs time to load the plan, and a state that holds the elements of a buffer takes
-long to travel. So the worker makes further elements meanwhile. A small state then travels through
-the client. A large one is sent to the next worker, again and again, each time without the elements
-that this worker has. When little is left to send, no element is begun until that has travelled.
-The client needs to do nothing for this: it learns behind the last element which worker continues.
+The successor needs time to load the plan, and a state that holds the elements of a buffer takes
+long to travel. So the worker that leaves makes further elements meanwhile. A small state then travels
+through the client. A large state is sent to the successor several times, each time without the
+elements that the successor already has. When little is left to send, the worker begins no element
+until the rest has arrived. The client does nothing for this: with the last element it learns which
+worker continues.
 
 Nothing depends on a move. If one fails or takes too long, the state travels through the client, or
 another worker computes the stream from an earlier mark.
@@ -50,8 +51,8 @@ _LOG = logging.getLogger("penstock.service")
 PART = 4 << 20
 """About the bytes of elements that are sent at once."""
 
-_ROUNDS = 6
-"""How often a state is saved and sent at most, if that takes long each time."""
+_MOST_COPIES = 6
+"""The most times that a state is saved and sent, if that takes long each time."""
 
 ConnectTo = Callable[[WorkerInfo, Work], Connection]
 """Connects to another worker, to the process of the plan of some work."""
@@ -96,7 +97,7 @@ class Move:
         """When the step that is under way takes too long."""
 
     def allows_element(self, seconds: float) -> bool:
-        """Whether another element may be begun; a thread asks that has made one in `seconds`.
+        """Whether another element may be begun; the caller made its last one in `seconds`.
 
         If not, the move has ended. The client gets the state with the element that was made.
         """
@@ -121,7 +122,7 @@ class Move:
                 self._connection.abort()
 
     def run(self) -> None:
-        """Moves the stream; returns when the move is not pending any more."""
+        """Moves the stream; returns when the move is no longer pending."""
         try:
             connection = self._connect(self._successor, self._work)
             with (
@@ -169,7 +170,7 @@ class Move:
         newest, seconds = self._stream.production.marks.newest, math.inf
         if not newest.small:
             seconds = sender.send(SavedState(newest.ordinal, newest.state), self._until)
-        for left in reversed(range(_ROUNDS)):
+        for left in reversed(range(_MOST_COPIES)):
             with self._stream.between_elements(self._until) as cursor:
                 if cursor is None or (saved := self._save(cursor)) is None:
                     return

@@ -141,7 +141,7 @@ class Reading:
         """Adds what the dispatcher leased."""
         order = self.fetcher.order
         assert isinstance(order, LeaseOrder)
-        self._requests.hear(leased, order.left, now)
+        self._requests.apply_reply(leased, order.left, now)
         order.answer(leased.grants, leased.finished, self._record.ends)
         self.fetcher.hungry = True
         self.shared_end = self.shared_end or leased.shared
@@ -477,8 +477,8 @@ class LeaseRequests:
         """The time for which elements are leased."""
         return self._intervals.leased_work * timing.LEASED_WORK
 
-    def hear(self, leased: LeaseReply, left: int, now: float) -> None:
-        """The dispatcher has replied, when the reader had `left` leased elements in hand."""
+    def apply_reply(self, leased: LeaseReply, left: int, now: float) -> None:
+        """Applies a reply, which came when the reader had `left` leased elements in hand."""
         granted = sum(grant.range.stop - grant.range.start for grant in leased.grants)
         is_late = not left and granted and self.pace.total
         self._least = 2 * granted if is_late else max(1, self._least // 2)

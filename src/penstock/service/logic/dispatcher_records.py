@@ -131,7 +131,7 @@ class Roster:
         self._change_list()
         return record
 
-    def hear(self, heartbeat: WorkerHeartbeat, now: float) -> None:
+    def apply_heartbeat(self, heartbeat: WorkerHeartbeat, now: float) -> None:
         record = self.workers.get(heartbeat.worker)
         if record is None:
             return

@@ -163,7 +163,7 @@ class Feed:
 
     @property
     def over(self) -> bool:
-        """Whether all was handed out."""
+        """Whether all elements of this feed were handed out."""
         return self.next >= self.limit
 
     def ask(self, count: int) -> tuple[int, int] | None:
@@ -205,7 +205,7 @@ class Feed:
         """How many elements were requested and not handed out."""
         return self._asked - self.next
 
-    def doubtful(self, usual: int | None = None) -> bool:
+    def may_end_soon(self, usual: int | None = None) -> bool:
         """Whether the stream may end within the requests that are under way.
 
         It may end within the first one, or, where a `usual` length is known, about there.

@@ -272,7 +272,7 @@ class Fetcher:
             return None
         if self._waits_for_home(feed) or self._waits_for_mark(feed):
             return None
-        if feed.doubtful(self._usual):
+        if feed.may_end_soon(self._usual):
             return None  # It may end within this request; the next stream is requested meanwhile.
         worker = self._worker_for(feed)
         if worker is None:

@@ -512,9 +512,9 @@ class Laps:
         self.joining = False
         self._before = lap
         self._pace = 0
-        self.hear(opened)
+        self.apply_reply(opened)
 
-    def hear(self, news: ClientHeartbeatReply | OpenIterationReply) -> None:
+    def apply_reply(self, news: ClientHeartbeatReply | OpenIterationReply) -> None:
         """Applies news of the dispatcher; promises a limit if streams are joining."""
         if news.streams is not None:
             self.begins = agreed_laps(news.streams)
@@ -522,7 +522,7 @@ class Laps:
         if self.joining and self.limit is None:
             self.limit = self.lap + 1 + _BEATS * self._pace
 
-    def beat(self) -> None:
+    def note_heartbeat(self) -> None:
         """Notes how many laps were entered since the last heartbeat."""
         self._pace, self._before = self.lap - self._before, self.lap
 
@@ -538,8 +538,8 @@ class Laps:
         if not self.joining and self.limit != AT_END:
             self.limit = None
 
-    def end(self) -> bool:
-        """Whether the consumer may end: not while a limit holds, because streams may begin."""
+    def try_end(self) -> bool:
+        """Returns whether the consumer may end: not while a limit holds, as streams may begin."""
         if self.limit is None:
             self.limit = AT_END
         return self.limit == AT_END

@@ -202,7 +202,7 @@ class State:
             self.iterations[job].places.vacate(stream, self.roster)
 
     def _worker_heard(self, fact: facts.WorkerHeard, now: float) -> None:
-        self.roster.hear(fact.heartbeat, now)
+        self.roster.apply_heartbeat(fact.heartbeat, now)
         for status in fact.heartbeat.jobs:
             if status.job in self.iterations:
                 making = self.iterations[status.job].making
