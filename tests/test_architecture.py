@@ -328,14 +328,6 @@ def test_a_clear_expression_is_not_found(source: str) -> None:
     assert not is_nested_conditional(expression)
 
 
-def test_the_glossary_has_at_most_forty_words() -> None:
-    section = PAGE.read_text(encoding="utf-8").partition("## Glossary")[2].partition("## ")[0]
-    words = re.findall(r"^\| (\w+) \| ", section, re.MULTILINE)
-    assert words[0] == "word"
-    assert words[1:] == sorted({*words[1:]})
-    assert len(words[1:]) <= 40
-
-
 def test_every_module_has_a_door_plate() -> None:
     plates = {module: first_sentence(source) for module, source in SOURCES.items()}
     ends = (".", "!", "?", ":")

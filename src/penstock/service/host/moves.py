@@ -1,11 +1,11 @@
 """Moves: how a worker that leaves hands its streams to the workers that continue.
 
 The successor needs time to load the plan, and a state that holds the elements of a buffer takes
-long to travel. So the worker that leaves makes further elements meanwhile. A small state then travels
-through the client. A large state is sent to the successor several times, each time without the
-elements that the successor already has. When little is left to send, the worker begins no element
-until the rest has arrived. The client does nothing for this: with the last element it learns which
-worker continues.
+long to travel. So the worker that leaves makes further elements meanwhile. A small state then
+travels through the client. A large state is sent to the successor several times, each time without
+the elements that the successor already has. When little is left to send, the worker begins no
+element until the rest has arrived. The client does nothing for this: with the last element it
+learns which worker continues.
 
 Nothing depends on a move. If one fails or takes too long, the state travels through the client, or
 another worker computes the stream from an earlier mark.
