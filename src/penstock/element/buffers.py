@@ -1,4 +1,4 @@
-"""Columns as descriptions and buffers: how files, connections and call processes hold a chunk.
+"""Columns as descriptions and buffers: how connections, processes, states and old files hold them.
 
 A description consists of plain values, for JSON or msgpack. It says what the buffers hold, in turn:
 
