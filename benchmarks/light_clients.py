@@ -133,7 +133,7 @@ class LightReader:
     def _process(self, event: Any) -> None:
         match event:
             case LeaseReply():
-                self._requests.hear(event, self.left, self._now())
+                self._requests.apply_reply(event, self.left, self._now())
                 self.finished = event.finished
                 self._granted.extend(grant.range for grant in event.grants)
                 self.left += sum(g.range.stop - g.range.start for g in event.grants)
