@@ -390,8 +390,8 @@ def test_a_stream_of_a_worker_that_leaves_comes_before_later_streams(
     refusals: list[int] = []
     fetch, refuse = Link.fetch, Fetcher.refuse
 
-    def note_request(link: Link, request: int, work: Work, start: int, *rest: Any) -> None:
-        fetch(link, request, work, start, *rest)
+    def note_request(link: Link, request: int, work: Work, *, start: int, **rest: Any) -> None:
+        fetch(link, request, work, start=start, **rest)
         sent.append((work.stream, start))
 
     def note_refusal(fetcher: Fetcher, request: int, *rest: Any) -> None:

@@ -36,10 +36,10 @@ def successors(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     found: list[Any] = []
     fetch = Link.fetch
 
-    def note(link: Link, *arguments: Any) -> None:
-        fetch(link, *arguments)
-        if arguments[-1] is not None:
-            found.append(arguments[-1])
+    def note(link: Link, *arguments: Any, successor: Any, **more: Any) -> None:
+        fetch(link, *arguments, successor=successor, **more)
+        if successor is not None:
+            found.append(successor)
 
     monkeypatch.setattr(Link, "fetch", note)
     return found
