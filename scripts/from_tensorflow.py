@@ -84,9 +84,7 @@ DIFFERENT = {
     "random.truncated_normal": _NUMBERS,
     "random.categorical": _NUMBERS,
     "random.shuffle": _NUMBERS,
-    "random.stateless_truncated_normal": "by the seed alone, but other numbers",
     "random.stateless_categorical": "by the seed alone, but other numbers",
-    "random.stateless_shuffle": "by the seed alone, but another order",
     "random.Generator": "the numbers of TensorFlow; in `map` it draws by the element",
     **{
         f"image.random_{name}": _NUMBERS

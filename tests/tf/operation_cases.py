@@ -1588,6 +1588,18 @@ repr(next(iter(tf.data.Dataset.range(5).window(2))))
 repr(next(iter(tf.data.Dataset.range(5).window(2))).batch(2))
 tf.concat([[1], [2]], 5)
 tf.concat([[[1]], [[1, 2]]], 0)
+tf.random.shuffle(5)
+tf.random.experimental.stateless_shuffle(5, [1, 2])
+tf.random.experimental.stateless_shuffle(i3, [1, 2])
+tf.random.experimental.stateless_shuffle(tf.range(40), [3, -4])
+tf.random.stateless_truncated_normal([11], [1, 2])
+tf.random.stateless_truncated_normal([5], [0, 0], dtype=tf.float64)
+tf.random.stateless_truncated_normal([2, 3], [7, -9], mean=2.0, stddev=0.5)
+tf.random.Generator.from_seed(3).truncated_normal([9])
+tf.random.Generator.from_seed(-1).uniform([3])
+tf.random.Generator.from_seed(-1).state
+tf.random.Generator.from_seed(2**64 + 3).state
+tf.random.Generator.from_seed(tf.constant([1, 2])).state
 """
 
 CASES = [line for line in VALUES.strip().splitlines() if line]

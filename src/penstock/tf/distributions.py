@@ -139,6 +139,37 @@ class PhiloxDraws(Draws):
         self._counter += -(-count // 4)
         return made
 
+    def truncated_normal(self, shape: Any, mean: Any, stddev: Any, dtype: Any) -> Tensor:
+        """As `Draws.truncated_normal`: groups of numbers, with blocks reserved for each."""
+        kind, size = as_dtype(dtype), _size("random.truncated_normal", shape)
+        single = np.float64 if kind.size == 8 else np.float32
+        made = self._truncated_groups(math.prod(size), 2 if kind.size == 8 else 4, single)
+        made = made[: math.prod(size)].reshape(size).astype(kind.dtype)
+        return as_tensor(made * to_array(stddev, kind) + to_array(mean, kind))
+
+    def _truncated_groups(self, count: int, group: int, single: Any) -> Array:
+        """At least `count` numbers: of each group, the first ones that are not too large."""
+        starts = np.arange(-(-count // group), dtype=np.uint64)
+        starts *= np.uint64(_RESERVED_WORDS * group // 4)
+        for blocks in (4, 16, 64):
+            steps = starts[:, None] + np.arange(blocks, dtype=np.uint64)
+            words = _philox_blocks(self._key, self._counter, steps.ravel())
+            made = _normal_floats(words, single).reshape(len(starts), blocks * group)
+            fits = np.abs(made) < 2
+            ranks = fits.cumsum(1)
+            if (ranks[:, -1] >= group).all():
+                break
+        return made[fits & (ranks <= group)]
+
+    def permutation(self, count: int) -> Array:
+        """As `Draws.permutation`: each place is exchanged with one behind it."""
+        words = self.words(count).tolist()
+        order = list(range(count))
+        for place in range(count - 1):
+            other = place + words[place] % (count - place)
+            order[place], order[other] = order[other], order[place]
+        return np.array(order, np.int64)
+
 
 class StatelessDraws(PhiloxDraws):
     """Draws that depend only on a seed of two integers."""
@@ -162,13 +193,20 @@ _SCRAMBLE = 0x02461E293EC8F720
 
 _ROUNDS = 10
 
+_RESERVED_WORDS = 256
+"""How many words TensorFlow reserves for a number whose distribution discards some."""
+
 
 def _philox_words(key: int, counter: int, count: int) -> Words:
     """`count` random words, from the 128-bit `counter` on."""
-    blocks = -(-count // 4)
-    places = np.arange(blocks, dtype=np.uint64) + np.uint64(counter & (1 << 64) - 1)
+    return _philox_blocks(key, counter, np.arange(-(-count // 4), dtype=np.uint64))[:count]
+
+
+def _philox_blocks(key: int, counter: int, steps: Array) -> Words:
+    """Blocks of four random words, each at a number of steps from the 128-bit `counter` on."""
+    places = steps + np.uint64(counter & (1 << 64) - 1)
     carried = places < np.uint64(counter & (1 << 64) - 1)
-    high = np.full(blocks, counter >> 64 & (1 << 64) - 1, np.uint64) + carried
+    high = np.full(len(steps), counter >> 64 & (1 << 64) - 1, np.uint64) + carried
     state = [places & _LOW, places >> _SHIFT, high & _LOW, high >> _SHIFT]
     low_key, high_key = key & 0xFFFFFFFF, key >> 32 & 0xFFFFFFFF
     for step in range(_ROUNDS):
@@ -183,7 +221,7 @@ def _philox_words(key: int, counter: int, count: int) -> Words:
             (first >> _SHIFT) ^ state[3] ^ keys[1],
             first & _LOW,
         ]
-    return np.stack(state, 1).ravel()[:count].astype(np.uint32)
+    return np.stack(state, 1).ravel().astype(np.uint32)
 
 
 def _scramble_seed(seed: tuple[int, int]) -> tuple[int, int]:

@@ -81,6 +81,8 @@ def truncated_normal(
 def shuffle(value: Any, seed: int | None = None, name: str | None = None) -> Tensor:
     """The rows in random order."""
     array = to_array(value)
+    if not array.ndim:
+        return as_tensor(array)
     return as_tensor(array[current_draws().permutation(len(array))])
 
 
@@ -135,6 +137,8 @@ def stateless_truncated_normal(
 def stateless_shuffle(value: Any, seed: Any, alg: Any = "auto_select", name: Any = None) -> Tensor:
     """The rows in an order that depends on the seed alone."""
     array = to_array(value)
+    if not array.ndim:
+        return as_tensor(array)
     return as_tensor(array[StatelessDraws(seed).permutation(len(array))])
 
 
@@ -180,8 +184,7 @@ class SeededGenerator:
 
     @classmethod
     def from_seed(cls, seed: Any, alg: Any = None) -> SeededGenerator:
-        _check_algorithm(alg)
-        return cls.from_key_counter(0, [seed, 0])
+        return cls(state=_make_state(seed), alg=alg)
 
     @classmethod
     def from_non_deterministic_state(cls, alg: Any = None) -> SeededGenerator:
@@ -209,7 +212,8 @@ class SeededGenerator:
 
     def reset(self, state: Any) -> None:
         """Continues at another state: two numbers of a counter, and a key."""
-        parts = [int(one) & (1 << 64) - 1 for one in to_array(state)]
+        given = state if isinstance(state, list) else to_array(state)
+        parts = [int(one) & (1 << 64) - 1 for one in given]
         if len(parts) != 3:
             raise InvalidArgumentError(
                 f"tf.random.Generator: state must have 3 numbers, got {len(parts)}"
@@ -218,7 +222,7 @@ class SeededGenerator:
         self._counter = low | high << 64
 
     def reset_from_seed(self, seed: Any) -> None:
-        self.reset([seed, 0, 0])
+        self.reset(_make_state(seed))
 
     def reset_from_key_counter(self, key: Any, counter: Any) -> None:
         self.reset([*to_array(counter), key])
@@ -285,6 +289,14 @@ class SeededGenerator:
         """Other generators, which draw other numbers."""
         keys = self.make_seeds(count).numpy()[0]
         return [SeededGenerator(state=[0, 0, key]) for key in keys]
+
+
+def _make_state(seed: Any) -> list[int]:
+    """The state for a seed: an integer of any size, or a tensor whose last number is the key."""
+    if isinstance(seed, int):
+        return [seed >> 64 * part & (1 << 64) - 1 for part in range(3)]
+    parts = [int(one) for one in to_array(seed).ravel()[:3]]
+    return [0] * (3 - len(parts)) + parts
 
 
 def _check_algorithm(alg: Any) -> None:
