@@ -1600,6 +1600,24 @@ tf.random.Generator.from_seed(-1).uniform([3])
 tf.random.Generator.from_seed(-1).state
 tf.random.Generator.from_seed(2**64 + 3).state
 tf.random.Generator.from_seed(tf.constant([1, 2])).state
+tf.constant(1.0) // 0.1
+tf.math.floordiv([1.0, 0.3, -1.0, 6.0], [0.1, 0.1, 0.1, 0.3])
+tf.constant([1.0, 0.3, -1.0, 6.0]) // tf.constant([0.1, 0.1, 0.1, 0.3])
+tf.math.floordiv(tf.constant([1.0, 5.0], tf.float64), tf.constant([0.1, 0.2], tf.float64))
+tf.constant([1.0, -1.0]) // 0.0
+tf.constant([1.0, -1.0]) % 0.0
+tf.constant([float("inf"), -5.5]) % 2.0
+tf.constant([-5.5, 5.5, -0.0]) % tf.constant([2.0, -2.0, 3.0])
+tf.constant([1.0]) % float("inf")
+tf.constant([-1.0]) % float("inf")
+tf.equal(tf.constant([1.5, 2.5], tf.bfloat16), 2.5)
+tf.cast([1.5, 2.5], tf.bfloat16) * 2
+tf.cast([1.5, 2.5], tf.bfloat16) < 2
+tf.reduce_sum(tf.cast([1.5, 2.5], tf.bfloat16))
+tf.reduce_max(tf.cast([1.5, 2.5], tf.bfloat16))
+tf.ones([2], tf.bfloat16) == tf.ones([2], tf.bfloat16)
+tf.add(tf.ones([2], tf.bfloat16), tf.ones([2], tf.bfloat16))
+tf.logical_and(tf.ones([2], tf.bfloat16), True)
 """
 
 CASES = [line for line in VALUES.strip().splitlines() if line]

@@ -10,7 +10,14 @@ import numpy as np
 from penstock.element.dtypes import as_dtype
 from penstock.errors import InternalError, InvalidArgumentError, InvalidTypeError, OpError
 from penstock.tf.operations import binary, elementwise, numbers, on_both, operation, unary
-from penstock.tf.values import Array, check_matrices, divide_arrays, match_operands, to_array
+from penstock.tf.values import (
+    Array,
+    check_matrices,
+    divide_arrays,
+    divide_down,
+    match_operands,
+    to_array,
+)
 
 abs = unary("abs", np.abs, "iufc")
 sqrt = unary("sqrt", np.sqrt)
@@ -57,7 +64,7 @@ imag = unary("imag", np.imag, "fc", "input")
 
 def _floordiv(x: Any, y: Any) -> Any:
     _check_divisor(InvalidArgumentError, "floordiv", x, y)
-    return np.floor_divide(x, y)
+    return divide_down(x, y)
 
 
 def _floormod(x: Any, y: Any) -> Any:

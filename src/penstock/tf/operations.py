@@ -128,7 +128,7 @@ def binary(
     def call(x: Any, y: Any, name: str | None = None) -> Any:
         left, right = match_operands(call.__name__, (x, y))
         for operand in (left, right):
-            if isinstance(operand, np.ndarray) and operand.dtype.kind not in kinds:
+            if isinstance(operand, np.ndarray) and not _is_of(operand, kinds):
                 raise _wrong_kind(call.__name__, operand)
         with np.errstate(all="ignore"):
             return compute(left, right)
@@ -159,9 +159,14 @@ def on_both(function: Callable[..., Any]) -> Callable[..., Any]:
 def numbers(call: str, value: Any, kinds: str = "iufc") -> Array:
     """An array of numbers; InvalidArgumentError if it is of another kind."""
     array = to_array(value, None, call)
-    if array.dtype.kind not in kinds and array.dtype.name != "bfloat16":
+    if not _is_of(array, kinds):
         raise _wrong_kind(call, array)
     return array
+
+
+def _is_of(array: Array, kinds: str) -> bool:
+    """Whether the values of an array are of one of the kinds; NumPy does not know bfloat16."""
+    return array.dtype.kind in kinds or ("f" in kinds and array.dtype.name == "bfloat16")
 
 
 def _wrong_kind(call: str, array: Array) -> UnfitTypeError:

@@ -152,7 +152,8 @@ class Tensor(np.ndarray[Any, Any]):
             check_matrices("matmul", *operands)
         try:
             with np.errstate(all="ignore"):
-                result = getattr(ufunc, method)(*operands, **to_plain(kwargs))
+                compute = divide_down if ufunc is np.floor_divide else getattr(ufunc, method)
+                result = compute(*operands, **to_plain(kwargs))
         except (ValueError, OverflowError) as error:
             raise InvalidArgumentError(f"{ufunc.__name__}: {error}") from None
         except TypeError as error:
@@ -186,6 +187,16 @@ def _compute(ufunc: Any, left: Any, right: Any) -> Tensor:
             return as_tensor(ufunc(left, right))
     except (ValueError, OverflowError) as error:
         raise InvalidArgumentError(f"{ufunc.__name__}: {error}") from None
+
+
+def divide_down(left: Any, right: Any, **kwargs: Any) -> Any:
+    """`left // right`; of floats the quotient is rounded, then the next whole number is taken.
+
+    NumPy computes with the exact quotient: for it, `1.0 // 0.1` is 9, not 10.
+    """
+    if np.result_type(left, right).kind in "iu":
+        return np.floor_divide(left, right, **kwargs)
+    return np.floor(np.true_divide(left, right), **kwargs)
 
 
 def _compare(ufunc: Any, left: Tensor, right: Any, unfit: bool) -> Any:
