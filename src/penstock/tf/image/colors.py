@@ -12,7 +12,7 @@ from penstock.engine.formats.images import decode_jpeg, encode_jpeg
 from penstock.errors import InvalidArgumentError
 from penstock.tf.arrays import clip_to_integers
 from penstock.tf.operations import operation
-from penstock.tf.values import Array, to_array
+from penstock.tf.values import Array, Tensor, to_array
 
 
 @operation
@@ -96,8 +96,11 @@ def adjust_hue(image: Any, delta: Any, name: str | None = None) -> Any:
         )
 
     def adjust(pixels: Array) -> Array:
-        hue, saturation, value = np.moveaxis(hsv_of(pixels), -1, 0)
-        return rgb_of(np.stack([(hue + pixels.dtype.type(delta)) % 1, saturation, value], -1))
+        # By the least and greatest colour: saturations do not describe negative values.
+        hue = (hsv_of(pixels)[..., 0] + pixels.dtype.type(delta)) % 1
+        value, least = pixels.max(-1), pixels.min(-1)
+        made = [least + (value - least) * part for part in _shares(hue)]
+        return np.stack(made, -1).astype(pixels.dtype, copy=False)
 
     return in_floats(_colors("adjust_hue", image), adjust)
 
@@ -123,6 +126,19 @@ def _colors(call: str, image: Any) -> Array:
     return array
 
 
+def _color_floats(call: str, image: Any) -> Array:
+    """Colours as floats: an array becomes float32, but a tensor must have floats."""
+    array = _colors(call, image)
+    if not isinstance(image, Tensor):
+        return array.astype(np.float32, copy=False)
+    if array.dtype.kind != "f" and array.dtype.name != "bfloat16":
+        raise InvalidArgumentError(
+            f"tf.image.{call}: needs floats, got {array.dtype.name}; "
+            "use tf.image.convert_image_dtype"
+        )
+    return array
+
+
 def hsv_of(pixels: Array) -> Array:
     """Red, green and blue as hue, saturation and value."""
     red, green, blue = np.moveaxis(pixels, -1, 0)
@@ -142,26 +158,30 @@ def hsv_of(pixels: Array) -> Array:
 def rgb_of(pixels: Array) -> Array:
     """Hue, saturation and value as red, green and blue."""
     hue, saturation, value = np.moveaxis(pixels, -1, 0)
+    made = np.stack([(1 + saturation * (part - 1)) * value for part in _shares(hue)], -1)
+    return made.astype(pixels.dtype, copy=False)
+
+
+def _shares(hue: Array) -> list[Array]:
+    """How much red, green and blue the pure colour of a hue has, each from 0 to 1."""
     angle = hue * 6
-    parts = [
+    return [
         np.clip(np.abs(angle - 3) - 1, 0, 1),
         np.clip(2 - np.abs(angle - 2), 0, 1),
         np.clip(2 - np.abs(angle - 4), 0, 1),
     ]
-    made = np.stack([(1 + saturation * (part - 1)) * value for part in parts], -1)
-    return made.astype(pixels.dtype, copy=False)
 
 
 @operation
 def rgb_to_hsv(images: Any, name: str | None = None) -> Any:
     """Colours as hue, saturation and value, each from 0 to 1."""
-    return hsv_of(_colors("rgb_to_hsv", images))
+    return hsv_of(_color_floats("rgb_to_hsv", images))
 
 
 @operation
 def hsv_to_rgb(images: Any, name: str | None = None) -> Any:
     """Hue, saturation and value as red, green and blue."""
-    return rgb_of(_colors("hsv_to_rgb", images))
+    return rgb_of(_color_floats("hsv_to_rgb", images))
 
 
 @operation
@@ -187,8 +207,7 @@ def grayscale_to_rgb(images: Any, name: str | None = None) -> Any:
 @operation
 def per_image_standardization(image: Any) -> Any:
     """Each image with a mean of 0 and a deviation of 1."""
-    array = to_array(image)
-    pixels = array if array.dtype == np.float16 else array.astype(np.float32)
+    pixels = to_array(image).astype(np.float32)
     axes = (-3, -2, -1)
     count = int(np.prod(pixels.shape[-3:]))
     mean = pixels.mean(axes, keepdims=True)

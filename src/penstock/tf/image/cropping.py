@@ -85,6 +85,10 @@ def resize_with_pad(
 ) -> Any:
     """Images resized with their proportions, and filled up with zeros to a size."""
     height, width = int(target_height), int(target_width)
+    if min(height, width) < 1:
+        raise InvalidArgumentError(
+            f"tf.image.resize_with_pad: height and width must be positive, got {height}, {width}"
+        )
     rows, columns = image.shape[1:3]
     ratio = max(columns / width, rows / height)
     size = [max(1, int(rows / ratio)), max(1, int(columns / ratio))]

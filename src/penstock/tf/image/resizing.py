@@ -47,7 +47,7 @@ def resize(
     if preserve_aspect_ratio:
         scale = min(wanted[0] / height, wanted[1] / width)
         wanted = round(scale * height), round(scale * width)
-    if (height, width) == wanted:
+    if (height, width) == wanted and method not in _BLURRING:
         return images if method == "nearest" else images.astype(np.float32, copy=False)
     if min(wanted) < 1:
         raise InvalidArgumentError(
@@ -226,6 +226,9 @@ def _lanczos(radius: float) -> Callable[[Array], Array]:
 def _gaussian(x: Array) -> Array:
     return np.where(x >= 1.5, 0, np.exp(-x * x / (2 * 0.5 * 0.5)))
 
+
+_BLURRING = {"gaussian", "mitchellcubic"}
+"""Methods that change an image also if it keeps its size."""
 
 _KERNELS: dict[str, tuple[Callable[[Array], Array], float]] = {
     "bilinear": (_triangle, 1),
