@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.errors import InvalidArgumentError, UnfitTypeError
+from penstock.errors import InvalidArgumentError, OutOfRangeError, UnfitTypeError
 from penstock.shim import arrays as plain
 from penstock.tf.operations import axes, numbers, operation
 from penstock.tf.ragged_values import RaggedTensor
@@ -47,6 +47,8 @@ def _reduce_ragged(call: Callable[..., Any], rows: RaggedTensor, axis: Any, keep
     if axis is None:
         return call(rows.flat_values)
     depth, place = len(rows.shape), axes(axis)
+    if isinstance(place, tuple) and {one % depth for one in place} == {*range(depth)} and not keep:
+        return call(rows.flat_values)
     place = place[0] if isinstance(place, tuple) and len(place) == 1 else place
     if isinstance(place, int) and (place >= 2 or (place < 0 and place + depth >= 2)):
         inner: Any = rows.values
@@ -59,12 +61,11 @@ def _reduce_ragged(call: Callable[..., Any], rows: RaggedTensor, axis: Any, keep
             f"tf: ragged rows are reduced along one axis or all, got {axis}; use to_tensor() first"
         )
     if place == 0:
-        if keep:
-            raise InvalidArgumentError("tf: ragged rows are reduced along axis 0 without keepdims")
         columns = _columns(rows)
         if not columns:
-            return call(rows.flat_values[np.newaxis], 0)
-        return as_tensor(np.stack([plain_leaf(call(column, 0)) for column in columns]))
+            return call(rows.flat_values[np.newaxis], 0, keep)
+        made = np.stack([plain_leaf(call(column, 0)) for column in columns])
+        return as_tensor(made[np.newaxis] if keep else made)
     return as_tensor(np.stack([_reduce_row(call, row, keep) for row in rows]))
 
 
@@ -163,22 +164,33 @@ def count_nonzero(
 
 @operation
 def reduce_join(
-    inputs: Any, axis: Any = None, keepdims: bool = False, separator: str = "", name: Any = None
+    inputs: Any,
+    axis: Any = None,
+    keepdims: bool = False,
+    separator: str | None = "",
+    name: Any = None,
 ) -> Any:
-    """The strings along `axis` (by default all), joined."""
+    """The strings along `axis`, joined; of several axes (by default all) the first varies fastest.
+
+    By default the axes are those of the array from the last one on.
+    """
     if isinstance(inputs, RaggedTensor):
         return _reduce_ragged(
             lambda row, *_: reduce_join(row, separator=separator), inputs, axis, keepdims
         )
-    array, between = to_array(inputs), to_array(separator)[()]
-    if axis is None:
-        joined: Any = np.array(between.join(array.ravel().tolist()), object)
-        return joined.reshape((1,) * array.ndim) if keepdims else joined
-    rows = np.moveaxis(array, int(axis), -1)
-    made = np.empty(rows.shape[:-1], object)
+    array, between = to_array(inputs), to_array(separator or "")[()]
+    places = range(array.ndim)[::-1] if axis is None else np.atleast_1d(axes(axis)).tolist()
+    if not all(-array.ndim <= place < array.ndim for place in places):
+        raise OutOfRangeError(
+            f"tf.strings.reduce_join: axis {axis} is no axis of the shape {array.shape}"
+        )
+    if not places:
+        return array
+    rows = np.moveaxis(array, places[::-1], range(-len(places), 0))
+    made = np.empty(rows.shape[: -len(places)], object)
     for place in np.ndindex(made.shape):
-        made[place] = between.join(rows[place].tolist())
-    return np.expand_dims(made, int(axis)) if keepdims else made
+        made[place] = between.join(rows[place].ravel().tolist())
+    return np.expand_dims(made, tuple(places)) if keepdims else made
 
 
 def _cumulate(array: Array, axis: int, exclusive: bool, reverse: bool, ufunc: Any) -> Array:

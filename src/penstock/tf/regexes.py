@@ -26,7 +26,9 @@ class Regex:
 
     def replace(self, text: bytes, rewrite: bytes, count: int) -> bytes:
         """The string with its first `count` matches replaced; 0 replaces all."""
-        template = _template(rewrite)
+        template, last_group, is_valid = _template(rewrite)
+        if last_group > self._characters.groups or (count and not is_valid):
+            return text
         if self._bytes is not None and text.isascii() and not self._may_be_empty:
             return self._bytes.sub(template, text, count)
         new = _decode(template)
@@ -68,9 +70,22 @@ def _decode(text: bytes) -> str:
     return text.decode(errors="surrogateescape")
 
 
-def _template(rewrite: bytes) -> bytes:
-    r"""A template of RE2 as one of `re`: `\0` is the whole match, other escapes are letters."""
-    return re.sub(rb"\\(\d)", rb"\\g<\1>", rewrite)
+@functools.lru_cache(maxsize=128)
+def _template(rewrite: bytes) -> tuple[bytes, int, bool]:
+    r"""A template of RE2 as one of `re`, its last group, and whether it is valid.
+
+    `\0` is the whole match. RE2 drops what follows another escape than `\\` and those of groups.
+    """
+    made, groups = [], [0]
+    for part in re.findall(rb"\\.?|[^\\]+", rewrite, re.DOTALL):
+        if part[:1] != b"\\" or part == rb"\\":
+            made.append(part)
+        elif part[1:].isdigit():
+            groups.append(int(part[1:]))
+            made.append(b"\\g<%d>" % groups[-1])
+        else:
+            return b"".join(made), max(groups), False
+    return b"".join(made), max(groups), True
 
 
 def _of_re2(pattern: str) -> str:

@@ -49,17 +49,29 @@ __all__ = [
 @elementwise
 def lower(input: Any, encoding: str = "", name: str | None = None) -> Any:
     """Letters as small letters: only those of ASCII, unless `encoding` is utf-8."""
-    if encoding:
-        return map_texts("strings.lower", input, lambda text: text.decode().lower().encode())
+    if _is_unicode("lower", encoding):
+        return map_texts("strings.lower", input, lambda text: _decode(text).lower().encode())
     return map_texts("strings.lower", input, bytes.lower)
 
 
 @elementwise
 def upper(input: Any, encoding: str = "", name: str | None = None) -> Any:
     """Letters as capitals: only those of ASCII, unless `encoding` is utf-8."""
-    if encoding:
-        return map_texts("strings.upper", input, lambda text: text.decode().upper().encode())
+    if _is_unicode("upper", encoding):
+        return map_texts("strings.upper", input, lambda text: _decode(text).upper().encode())
     return map_texts("strings.upper", input, bytes.upper)
+
+
+def _is_unicode(call: str, encoding: str) -> bool:
+    if encoding not in ("", "utf-8"):
+        raise InvalidArgumentError(
+            f"tf.strings.{call}: encoding must be utf-8 or empty, got {encoding!r}"
+        )
+    return bool(encoding)
+
+
+def _decode(text: bytes) -> str:
+    return text.decode(errors="replace")
 
 
 @elementwise
@@ -324,6 +336,15 @@ def as_string(
         raise InvalidArgumentError(
             "tf.strings.as_string: scientific and shortest exclude each other"
         )
+    if array.dtype.kind not in "fc" and (precision >= 0 or scientific or shortest):
+        raise InvalidArgumentError(
+            f"tf.strings.as_string: precision, scientific and shortest need floats, "
+            f"got {array.dtype.name}"
+        )
+    if fill not in _FILLINGS:
+        raise InvalidArgumentError(
+            f"tf.strings.as_string: fill must be one of {_FILLINGS}, got {fill!r}"
+        )
     digits = f".{precision}" if precision >= 0 else ""
     size = str(width) if width >= 0 else ""
     letter = "f"
@@ -335,6 +356,9 @@ def as_string(
     result = np.empty(array.shape, object)
     result.ravel()[:] = [_text_of(one, pattern) for one in array.ravel().tolist()]
     return result
+
+
+_FILLINGS = ("", " ", "+", "-", "0", "#")
 
 
 def _text_of(number: Any, pattern: str) -> bytes:
