@@ -155,7 +155,7 @@ def py_function(
     if _is_decorator("py_function", func, inp, Tout):
         return _decorator(py_function, Tout)
     assert func is not None
-    result = func(*[_values(value) for value in inp or ()])
+    result = func(*[_argument(value) for value in inp or ()])
     types = list(Tout) if isinstance(Tout, list | tuple) else [Tout]
     parts = _parts_of_result(result)
     if len(parts) < len(types):
@@ -214,8 +214,15 @@ def _decorator(call: Callable[..., Any], types: Any) -> Callable[..., Any]:
     return decorate
 
 
+def _argument(value: Any) -> Any:
+    return as_tensor(to_array(value)) if isinstance(value, list | tuple) else _values(value)
+
+
 def _numpy(value: Any) -> Any:
-    array = to_array(value)
+    """An argument as NumPy reads it: numbers of Python have 64 bits."""
+    is_python = isinstance(value, bool | int | float | list | tuple)
+    numbers = np.asarray(value) if is_python else None
+    array = numbers if numbers is not None and numbers.dtype.kind in "biuf" else to_array(value)
     return array[()] if array.ndim == 0 else array
 
 

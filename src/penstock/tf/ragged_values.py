@@ -8,6 +8,7 @@ from the left, which is what `parse_example` returns.
 from __future__ import annotations
 
 import functools
+import math
 import operator
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NoReturn
@@ -99,7 +100,7 @@ class RaggedTensor:
         kind = as_dtype(row_splits_dtype).dtype
         if isinstance(lengths, list | tuple) and np.ndim(lengths[0]) == 1:
             return cls(_cut_each(array, lengths, kind))
-        rows = array.reshape(-1, *array.shape[ragged_rank:])
+        rows = array.reshape(math.prod(array.shape[:ragged_rank]), *array.shape[ragged_rank:])
         ragged = _cut_rows(rows, _count_kept(rows, lengths, padding), kind)
         for size in reversed(array.shape[1:ragged_rank]):
             ragged = Ragged(ragged, np.arange(0, len(ragged) + 1, size, dtype=kind))

@@ -273,7 +273,12 @@ def bincount(
     binary_output: bool = False,
 ) -> Any:
     """How often each integer occurs: in all, or with `axis=-1` in each row."""
+    if isinstance(arr, RaggedTensor):
+        if axis is not None:
+            raise InvalidArgumentError("tf.math.bincount: ragged rows are counted without axis")
+        arr = arr.flat_values
     places = to_array(arr)
+    places = places if places.size else places.astype(np.int64)
     more = None if weights is None else to_array(weights)
     size = max(int(minlength or 0), int(places.max(initial=-1)) + 1)
     size = size if maxlength is None else min(size, int(maxlength))

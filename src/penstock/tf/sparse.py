@@ -7,6 +7,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from penstock.element.ragged import Ragged
+from penstock.errors import InvalidArgumentError
 from penstock.tf.missing_operations import missing_from_tf
 from penstock.tf.ragged_values import RaggedTensor, SparseTensor, default_filling, fill_rows
 from penstock.tf.values import Tensor, as_tensor, plain_leaf, to_array
@@ -30,7 +31,10 @@ def to_dense(
     values = plain_leaf(sp_input.values)
     filling = default_filling(default_value, values.dtype)
     result = np.full(plain_leaf(sp_input.dense_shape), filling, values.dtype)
-    result[tuple(plain_leaf(sp_input.indices).T)] = values
+    try:
+        result[tuple(plain_leaf(sp_input.indices).T)] = values
+    except IndexError as error:
+        raise InvalidArgumentError(f"tf.sparse.to_dense: {error}") from None
     return as_tensor(result)
 
 
