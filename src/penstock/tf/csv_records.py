@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import functools
+import itertools
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -49,6 +50,10 @@ def decode_csv(
             )
     rows = list(csv.reader(decoded, delimiter=field_delim, quoting=quoting))
     if select_cols is not None:
+        if any(after <= before for before, after in itertools.pairwise(select_cols)):
+            raise InvalidArgumentError(
+                f"tf.io.decode_csv: select_cols must be in rising order, got {list(select_cols)}"
+            )
         rows = [_select(row, select_cols) for row in rows]
     for place, row in enumerate(rows):
         if len(row) != len(columns):

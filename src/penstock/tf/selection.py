@@ -55,12 +55,25 @@ def gather(
     array = to_array(params)
     where = batch_dims if axis is None else integer("gather", "axis", axis)
     if batch_dims:
-        picked = to_array(indices)
-        extra = picked.ndim - batch_dims
-        shape = (*picked.shape, *[1] * (array.ndim - batch_dims - extra + max(extra - 1, 0)))
-        places = picked.reshape(shape) if array.ndim > picked.ndim else picked
-        return np.take_along_axis(array, places, where)
+        return _gather_each(array, numbers("gather", indices, "iu"), where, batch_dims)
     return np.take(array, _in_range("gather", indices, array.shape[where]), where)
+
+
+def _gather_each(array: Array, places: Array, axis: int, batch_dims: int) -> Array:
+    """The slices of each batch at its own places."""
+    depth = batch_dims + places.ndim if batch_dims < 0 else batch_dims
+    where = axis + array.ndim if axis < 0 else axis
+    if array.shape[:depth] != places.shape[:depth] or not depth <= where < array.ndim:
+        raise InvalidArgumentError(
+            f"tf.gather: batch_dims={batch_dims} and axis={axis} do not fit the shapes "
+            f"{array.shape} and {places.shape}"
+        )
+    rest = places.ndim - depth
+    batch = np.indices(places.shape[:depth], sparse=True)
+    index = [one.reshape(*one.shape, *[1] * rest) for one in batch]
+    picked = _in_range("gather", places, array.shape[where])
+    found = np.moveaxis(array, where, depth)[*index, picked]
+    return np.moveaxis(found, range(depth, depth + rest), range(where, where + rest))
 
 
 def _in_range(call: str, indices: Any, count: int) -> Array:
