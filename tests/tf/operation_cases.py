@@ -1729,6 +1729,10 @@ tf.gather(["a", "b"], [0, 0], batch_dims=1)
 tf.io.decode_csv("1,2", [0, 0], select_cols=[1, 0])
 tf.io.decode_csv("1,2", [0, 0], select_cols=[0, 0])
 tf.io.decode_csv("1,2,3", [0, 0], select_cols=[0, 2])
+tf.strings.regex_replace("a_b-c", r"[[:^alnum:]]", "")
+tf.strings.regex_replace("a+b", r"\Q+\E", "-")
+tf.strings.regex_replace("a.b", r"\Qa.b", "-")
+tf.strings.regex_full_match("(x)", r"\Q(x)\E")
 """
 
 CASES = [line for line in VALUES.strip().splitlines() if line]

@@ -90,7 +90,9 @@ def _template(rewrite: bytes) -> tuple[bytes, int, bool]:
 
 def _of_re2(pattern: str) -> str:
     """A pattern with the classes that only RE2 has written as `re` knows them."""
+    pattern = _QUOTED.sub(lambda found: re.escape(found[1]), pattern)
     for name, letters in _CLASSES.items():
+        pattern = pattern.replace(f"[[:^{name}:]]", f"[^{letters}]")
         pattern = pattern.replace(f"[:{name}:]", letters)
     if _CATEGORY.search(pattern.encode(errors="surrogateescape")):
         pattern = _write_categories(pattern)
@@ -108,6 +110,7 @@ _CLASSES = {
     "word": "0-9A-Za-z_",
 }
 
+_QUOTED = re.compile(r"\\Q(.*?)(?:\\E|$)", re.DOTALL)
 _CATEGORY = re.compile(rb"\\[pP]")
 _PART = re.compile(r"\\([pP])(?:\{(\^?)(\w+)\}|(\w))|\\.|[\[\]]|[^\\\[\]]+", re.DOTALL)
 
