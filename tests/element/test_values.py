@@ -140,3 +140,13 @@ def test_a_range_is_an_array() -> None:
     (found,) = Dataset.from_generator(lambda: [range(2)], np.int64)
     assert found.tolist() == [0, 1]
     assert [x.tolist() for x in Dataset.range(2).map(lambda x: range(2))] == [[0, 1]] * 2
+
+
+def test_masked_values_are_no_data() -> None:
+    masked = np.ma.array([1, -999, 3], mask=[0, 1, 0])
+    with pytest.raises(InvalidTypeError, match=r"from_tensor_slices: an array with masked values"):
+        Dataset.from_tensor_slices(masked)
+    with pytest.raises(InvalidTypeError, match=r"convert it with .filled\(value\)"):
+        next(iter(Dataset.range(1).map(lambda x: masked)))
+    whole = Dataset.from_tensor_slices(np.ma.array([1, 2], mask=[0, 0]))
+    assert [int(x) for x in whole] == [1, 2]

@@ -74,6 +74,12 @@ def _as_leaf(value: Any) -> Any:
 
 def as_array(value: Any) -> np.ndarray[Any, Any]:
     """The array of another library's value, such as a tensor of torch, without a copy."""
+    masked = sys.modules.get("numpy.ma")
+    if masked is not None and isinstance(value, masked.MaskedArray) and masked.is_masked(value):
+        raise UnfitTypeError(
+            "penstock: an array with masked values cannot be an element; convert it with "
+            ".filled(value), or let a second array say which values count"
+        )
     if str(getattr(value, "dtype", "")) != "torch.bfloat16":
         return np.asarray(value)
     # torch refuses to convert it, as NumPy alone does not have the dtype.
