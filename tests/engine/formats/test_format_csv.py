@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.data.experimental import CsvDataset
 from penstock.engine.formats.csv import CsvReader, Field, convert_row
 from penstock.errors import InvalidArgumentError
 
@@ -276,3 +277,11 @@ def test_not_a_number() -> None:
 def test_types_that_a_column_cannot_have() -> None:
     with pytest.raises(InvalidArgumentError, match="field 0 cannot be complex64; use an integer"):
         convert(["1"], [Field(np.dtype("complex64"), 0)])
+
+
+def test_the_name_of_a_dtype_as_a_default_causes_a_warning(tmp_path, caplog):
+    (tmp_path / "rows.csv").write_text("1,x\n,y\n")
+    (_, empty) = CsvDataset(str(tmp_path / "rows.csv"), ["int32", "none"])
+    assert empty == (b"int32", b"y")
+    (record,) = caplog.records
+    assert "has the text 'int32', which makes a column of strings" in record.getMessage()

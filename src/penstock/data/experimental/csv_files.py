@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import functools
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -27,6 +28,8 @@ from penstock.engine.formats.inflate import name_packing
 from penstock.errors import InvalidArgumentError, UnfitTypeError
 from penstock.plan.functions import Function
 from penstock.plan.nodes import Map
+
+_LOG = logging.getLogger("penstock")
 
 _HEADER = "if the first line has the names of the columns, pass header=True"
 _KINDS = ("int32", "int64", "float32", "float64", "string")
@@ -104,11 +107,25 @@ class CsvDataset(Dataset):
         super().__init__(bad.skip_in(Map(rows, Function(convert), signature=spec)))
 
 
+@functools.cache
+def _warn_of_dtype_name(where: str, default: str) -> None:
+    """Logs a warning, once for each call and name."""
+    _LOG.warning(
+        "%s: record_defaults has the text %r, which makes a column of strings and fills its empty "
+        "fields; for a column of that type, write penstock.%s",
+        where,
+        default,
+        default,
+    )
+
+
 def field_of(where: str, default: Any) -> Field:
     """A column, from its dtype (it is required) or its default value."""
     if isinstance(default, DType | np.dtype | type):
         kind, value, required = check.dtype(where, "record_defaults", default), None, True
     else:
+        if isinstance(default, str) and default in _KINDS:
+            _warn_of_dtype_name(where, default)
         array = np.asarray(check.element(f"{where}: record_defaults", default))
         if array.size > 1 or array.ndim > 1:
             raise InvalidArgumentError(
