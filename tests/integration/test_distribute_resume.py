@@ -153,7 +153,7 @@ def test_a_state_does_not_move_where_the_order_differs(clusters, job_name, behin
     served = dataset.apply(clusters[1].distribute(job_name=job_name))
     with iter(behind(served)) as reader:
         next(reader)
-        with pytest.raises(InvalidArgumentError, match="saved by another pipeline"):
+        with pytest.raises(InvalidArgumentError, match="does not move to or from a service"):
             iter(behind(dataset)).load_state_dict(reader.state_dict())
 
 

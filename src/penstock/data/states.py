@@ -90,6 +90,13 @@ def _check(state: Any, plan: Node, seeds: list[int | None]) -> None:
             f"the state is not complete, {', '.join(map(repr, missing))} is missing"
         )
     if state["plan"] != structure(plan):
+        if _is_other_service(state, plan):
+            raise _WrongStateError(
+                "the state does not move to or from a service, because the elements may come in "
+                "another order: the pipeline has a mix, deterministic=False, a job that other "
+                "readers share, or a shuffle behind distribute; load it where it was saved, with "
+                "or without the service"
+            )
         raise _WrongStateError(
             f"the state was saved by another pipeline: {_difference(state, plan)}; build the "
             "dataset as it was built when the state was saved (prefetch and num_parallel_calls "
@@ -97,6 +104,21 @@ def _check(state: Any, plan: Node, seeds: list[int | None]) -> None:
         )
     _check_numbers(state, seeds)
     _check_place(state["at"], plan)
+
+
+def _is_other_service(state: dict[str, Any], plan: Node) -> bool:
+    """Whether the pipeline that saved the state differs only in what a service computes.
+
+    The order of operators does not count, as rewriting moves some of them to the service.
+    """
+    old, new = state.get("operators"), operators(plan)
+    if not isinstance(old, list) or sorted(map(str, old)) == sorted(new):
+        return False
+    return _without_service(old) == _without_service(new)
+
+
+def _without_service(texts: list[Any]) -> list[str]:
+    return sorted(text for text in map(str, texts) if not text.startswith("distribute("))
 
 
 def _difference(state: dict[str, Any], plan: Node) -> str:

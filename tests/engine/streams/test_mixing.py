@@ -146,6 +146,13 @@ def test_the_weights_of_a_mix_that_a_service_computes_stay():
         iter(served(2)).load_state_dict(state)
 
 
+def test_a_state_of_a_mix_does_not_move_to_a_service():
+    mixed = Dataset.mix(sources(1, 1))
+    served = mixed.apply(service.distribute("distributed_epoch", "local://1"))
+    with pytest.raises(InvalidArgumentError, match="does not move to or from a service, because"):
+        iter(served).load_state_dict(iter(mixed).state_dict())
+
+
 def test_a_state_with_the_same_proportions_keeps_counting():
     iterator = iter(Dataset.mix(sources(3, 1)))
     expected = list(map(int, Dataset.mix(sources(3, 1))))
