@@ -604,12 +604,14 @@ def test_a_state_does_not_move_to_a_shared_job_or_another_dataset(cluster: Any) 
     local = SERVED["stream"]().batch(5)
     iterator = iter(mirrored(2).experimental_distribute_dataset(local))
     next(iterator)
-    for dataset in (
-        SERVED["stream"]().apply(cluster.distribute(job_name="shared")).batch(5),
-        SERVED["cut"]().apply(cluster.distribute()).batch(5),
+    shared = SERVED["stream"]().apply(cluster.distribute(job_name="shared")).batch(5)
+    another = SERVED["cut"]().apply(cluster.distribute()).batch(5)
+    for dataset, reason in (
+        (shared, "does not move to or from a service"),
+        (another, "was saved by another pipeline"),
     ):
         other = iter(mirrored(2).experimental_distribute_dataset(dataset))
-        with pytest.raises(ValueError, match="was saved by another pipeline"):
+        with pytest.raises(ValueError, match=reason):
             other.load_state_dict(iterator.state_dict())
 
 
