@@ -9,6 +9,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from graphlib import TopologicalSorter
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -172,6 +173,49 @@ def test_no_two_classes_of_one_name() -> None:
             if isinstance(node, ast.ClassDef):
                 homes[node.name].append(module)
     assert {name: where for name, where in homes.items() if len(where) > 1} == {}
+
+
+MAKES_LOCK = {"Condition", "Lock", "RLock", "condition", "lock"}
+
+
+def unexplained_locks(source: str) -> list[str]:
+    """The locks of which no line says what they guard or when they are held."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        body = getattr(node, "body", ())
+        for statement, after in pairwise([*body, None] if isinstance(body, list) else ()):
+            match statement:
+                case (
+                    ast.Assign(targets=[target], value=ast.Call(func=function))
+                    | ast.AnnAssign(target=target, value=ast.Call(func=function))
+                ) if ast.unparse(function).split(".")[-1] in MAKES_LOCK:
+                    name = ast.unparse(target).split(".")[-1]
+                    match after:
+                        case ast.Expr(value=ast.Constant(value=str())):
+                            continue
+                    notes = rf"(guarded by|under|with) `?{name}\b|`{name}` (guards|lets)"
+                    if not re.search(notes, source):
+                        found.append(name)
+    return found
+
+
+def test_every_lock_says_what_it_guards() -> None:
+    found = {module: unexplained_locks(source) for module, source in SOURCES.items()}
+    assert {module: names for module, names in found.items() if names} == {}
+
+
+@pytest.mark.parametrize(
+    ("note", "names"),
+    [
+        ("", ["_lock"]),
+        ("self._count = 0", ["_lock"]),
+        ("self._count = 0  #: guarded by _lock", []),
+        ('"""Guards `_count`."""', []),
+    ],
+)
+def test_a_lock_without_a_note_is_found(note: str, names: list[str]) -> None:
+    source = "class A:\n    def __init__(self):\n        self._lock = threading.Lock()\n"
+    assert unexplained_locks(f"{source}        {note}\n") == names
 
 
 def test_every_room_of_the_order_exists() -> None:

@@ -121,7 +121,7 @@ class _Parts:
     def __init__(self, chunk: Chunk, size: int) -> None:
         self._chunk, self._size = chunk, size
         self._lock = threading.Lock()
-        self._at = 0  # Guarded by the lock, as what `_part` is.
+        self._at = 0  #: guarded by _lock, as `_part` is
         self._part: PythonIterator[Any] = iter(())
 
     def __iter__(self) -> _Parts:

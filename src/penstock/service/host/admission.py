@@ -129,6 +129,7 @@ class Admission:
         self._guests: set[Guest] = set()
         self._serving: set[threading.Thread] = set()
         self._left = threading.Condition(self._lock)
+        """Notified when a guest has left."""
         self._rejected, self._logged = 0, -timing.REFUSAL_LOG
         self.rejections = 0
         """How many connections ended before the token was proved."""

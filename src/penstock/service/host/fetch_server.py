@@ -102,7 +102,7 @@ class FetchServer:
         self._is_leaving_known = False
         """Whether the client knows that this worker leaves."""
         self._successor: WorkerInfo | None = None
-        """The worker that the client has named last for the case that this one leaves."""
+        """The worker that continues if this one leaves, as the client has named it last."""
         self._successors: dict[int, WorkerInfo] = {}
         """The same by task, as of its last request."""
         self._lost = False
@@ -603,7 +603,9 @@ class FetchGate:
         self._inside = 0
         """Fetches, moves, and what `close` has begun."""
         self.draining = False
+        """Whether `close` was called. Read without the lock: it changes once."""
         self._moves: dict[WorkerStream, Move] = {}
+        """By stream; a move is never removed, so `find_move` looks without the lock."""
         self._until = 0.0
         """When moves are given up."""
 

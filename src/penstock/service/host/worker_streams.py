@@ -318,6 +318,7 @@ class WorkerStream:
         """At the end of a piece: how many elements its operators have used, by their keys."""
         self._timer = pool.runtime.timer
         self._changed = pool.runtime.condition(pool.lock)
+        """Uses the lock of the pool; notified when a cursor becomes free, and at the end."""
         self._closed = False
         self.is_handed_over = False
         """Whether another worker continues it; then this one begins no element."""
