@@ -175,6 +175,46 @@ def test_no_two_classes_of_one_name() -> None:
     assert {name: where for name, where in homes.items() if len(where) > 1} == {}
 
 
+IRREGULAR = "built|drawn|found|given|held|kept|known|lost|made|said|seen|sent|shown|taken|told"
+PARTICIPLE = re.compile(rf"_*([A-Za-z][a-z]*[^e]ed|{IRREGULAR}|{IRREGULAR.title()})")
+KNOWN_NAMES = {"Drawn", "Failed", "Mirrored", "Ported", "Ragged", "Saved", "searchsorted"}
+"""Names that users, TensorFlow, or plans and messages of other releases know."""
+
+
+def says_only_what_was_done(node: ast.AST) -> bool:
+    """Whether a class or function is a bare participle, which does not say what it is."""
+    match node:
+        case ast.FunctionDef(decorator_list=decorators):
+            # A property may be one: `stream.closed`.
+            kinds = {ast.unparse(decorator) for decorator in decorators}
+            known = {"property", "cached_property", "functools.cached_property"}
+            return kinds.isdisjoint(known) and PARTICIPLE.fullmatch(node.name) is not None
+        case ast.ClassDef():
+            return PARTICIPLE.fullmatch(node.name) is not None
+    return False
+
+
+def test_names_are_no_bare_participles() -> None:
+    found = {
+        (module, node.name)
+        for module, tree in TREES.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef | ast.FunctionDef) and says_only_what_was_done(node)
+    }
+    assert {each for each in found if each[1] not in KNOWN_NAMES} == set()
+
+
+@pytest.mark.parametrize("name", ["_joined", "told", "opened"])
+def test_a_bare_participle_is_found(name: str) -> None:
+    assert says_only_what_was_done(ast.parse(f"def {name}(): ...").body[0])
+    assert says_only_what_was_done(ast.parse(f"class {name.title()}: ...").body[0])
+
+
+@pytest.mark.parametrize("name", ["join", "feed", "_opened_reply", "seed", "is_told"])
+def test_another_name_is_not_found(name: str) -> None:
+    assert not says_only_what_was_done(ast.parse(f"def {name}(): ...").body[0])
+
+
 MAKES_LOCK = {"Condition", "Lock", "RLock", "condition", "lock"}
 
 

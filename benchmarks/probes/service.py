@@ -141,7 +141,9 @@ def _lessee(address: str, url: str, number: int) -> Callable[[int], Any]:
     client = f"lessee-{number}"
     mode = int(service.ShardingPolicy.DYNAMIC)
     talk.call(
-        OpenIteration(client, "leases", 0, register.decode(), JobOptions(mode), 1, (0,), talk.here)
+        OpenIteration(
+            client, "leases", 0, register.decode(), JobOptions(mode), 1, (0,), talk.own_host
+        )
     )
     control = ControlClient(address, Security.of_client(address))
     held: list[StreamRange] = []

@@ -11,7 +11,7 @@ from penstock.data import Dataset, Options
 from penstock.element import columns
 from penstock.element.chunk import Chunk
 from penstock.engine import gather
-from penstock.engine.gather import Gather, Mapped
+from penstock.engine.gather import Gather, MappedFiles
 
 ROWS = np.arange(60).reshape(20, 3)
 
@@ -109,7 +109,7 @@ def file(tmp_path):
 def test_the_pages_of_a_mapped_file_are_released(file, monkeypatch):
     monkeypatch.setattr(gather, "_RELEASE", 100)
     advice = []
-    monkeypatch.setattr(Mapped, "_advise", lambda self, name: advice.append(name))
+    monkeypatch.setattr(MappedFiles, "_advise", lambda self, name: advice.append(name))
     rows = np.memmap(file, np.int64, "r", shape=(1000, 4))
     ds = Dataset.from_tensor_slices(rows).shuffle(1000, seed=3).batch(100)
     found = np.concatenate(list(ds))
@@ -128,7 +128,7 @@ def test_letting_go_of_pages_keeps_what_was_written(file, monkeypatch):
         whole = Chunk.of([np.int64(0)]).__class__(
             Chunk.of([np.int64(0)]).tree, [np.asarray(rows)], 1000
         )
-        picker = Mapped(whole)
+        picker = MappedFiles(whole)
         for _ in range(3):
             picked = picker.gather(whole, order, columns.take).columns[0]
             assert picked[:, 0].tolist() == [-changed, 4, -changed]

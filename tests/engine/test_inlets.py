@@ -4,7 +4,7 @@ import pytest
 
 from penstock.element.chunk import Chunk
 from penstock.engine.contract import Stream, must_settle
-from penstock.engine.inlets import Counted, Inlet
+from penstock.engine.inlets import ElementCounter, Inlet
 from penstock.engine.meters import Tap
 
 
@@ -31,7 +31,7 @@ class Scripted(Stream):
 
 
 def test_a_failure_counts_as_one_element_and_the_end_as_none():
-    feed = Counted(Scripted(3, None, 2), 10)
+    feed = ElementCounter(Scripted(3, None, 2), 10)
     assert len(feed.pull(5)) == 3
     with pytest.raises(ValueError, match="cannot be made"):
         feed.pull(5)
@@ -103,7 +103,7 @@ def test_streams_of_this_process_claim_nothing():
     stream = Passing(Scripted(1), Passing(Scripted(1)))
     assert stream.claims is None
     assert not must_settle(stream)
-    assert Counted(stream.inputs[0]).pull(5).elements() == [0]
+    assert ElementCounter(stream.inputs[0]).pull(5).elements() == [0]
 
 
 def test_a_tap_hands_claims_on():

@@ -349,7 +349,7 @@ def _check_dispatcher(url: str, addresses: str) -> Iterator[Finding]:
         yield Finding(WRONG, "workers", "the dispatcher has none", start)
         return
     for worker in status["workers"][:_MOST_WORKERS]:
-        yield check_worker(worker, dispatcher.security, dispatcher.here)
+        yield check_worker(worker, dispatcher.security, dispatcher.own_host)
     yield check_reading(url)
 
 

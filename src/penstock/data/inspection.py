@@ -14,7 +14,7 @@ import numpy as np
 
 from penstock.element import nest
 from penstock.element.ragged import Ragged
-from penstock.element.values import Bare, is_opaque, short_repr
+from penstock.element.values import BareText, is_opaque, short_repr
 from penstock.errors import InvalidTypeError
 
 _END = object()
@@ -46,7 +46,9 @@ def _difference(one: Any, two: Any) -> str:
     """What follows the name of an element in the sentence about it; empty if both are equal."""
     (leaves, tree), (other_leaves, other_tree) = nest.flatten(one), nest.flatten(two)
     if tree != other_tree:
-        shown = [nest.unflatten(each, [Bare("*")] * each.num_leaves) for each in (tree, other_tree)]
+        shown = [
+            nest.unflatten(each, [BareText("*")] * each.num_leaves) for each in (tree, other_tree)
+        ]
         return f" has the structure {shown[0]!r} {_SIDES[0]}, {shown[1]!r} {_SIDES[1]}"
     many = len(leaves) > 1
     for number, (mine, other) in enumerate(zip(leaves, other_leaves, strict=True)):

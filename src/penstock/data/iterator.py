@@ -33,7 +33,7 @@ from penstock.engine.context import Context, Environment
 from penstock.engine.contract import State, Stream, copy_state, must_settle
 from penstock.engine.endings import Ending
 from penstock.engine.formats.remote_requests import RemoteUse, remote_use
-from penstock.engine.inlets import Demand, Marked, Place
+from penstock.engine.inlets import Demand, MarkedSource, Place
 from penstock.engine.lower import open_plan
 from penstock.engine.meters import Meters
 from penstock.engine.profiles import Profile, make_profile
@@ -97,7 +97,7 @@ def _draw_key(plan: Node) -> int:
     return derive(0) if draws_inside(plan) and not seeds.is_reproducible() else seeds.draw()
 
 
-class _Shared:
+class _SharedStream:
     """The open stream of an iteration that other readers share, and its unused elements."""
 
     def __init__(self, owner: Iterator, stream: Stream) -> None:
@@ -167,7 +167,7 @@ class Iterator(PublicNames):
         self._waits_since: float | None = None
         """When the wait began that is not over."""
         self._stream: Stream | None = None
-        self._shared: _Shared | None = None
+        self._shared: _SharedStream | None = None
         self._rows: PythonIterator[Any] = iter(())
         self._size = 0
         self._place = Place(self._at)
@@ -259,9 +259,9 @@ class Iterator(PublicNames):
                 meters=self._meters,
             )
         )
-        self._marked = Marked(self._stream)
+        self._marked = MarkedSource(self._stream)
         if is_shared(self._plan):
-            self._shared = _Shared(self, self._stream)
+            self._shared = _SharedStream(self, self._stream)
             _SHARING.add(self)
             _close_at_exit()
 

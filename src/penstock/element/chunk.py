@@ -16,7 +16,7 @@ from penstock.element import columns, nest
 from penstock.element.columns import Array, Column
 from penstock.element.dtypes import is_number
 from penstock.element.nest import Tree
-from penstock.element.values import Bare, as_value, narrow, spec_of_leaf
+from penstock.element.values import BareText, as_value, narrow, spec_of_leaf
 from penstock.errors import InvalidArgumentError, OpError
 
 _TUPLE = type(())
@@ -209,7 +209,7 @@ def _structure_text(specs: list[Any], tree: Tree) -> str:
     def name(leaf: Any) -> str:
         return leaf.dtype.name if hasattr(leaf, "dtype") else type(leaf).__name__[:-4].lower()
 
-    return repr(nest.sort_keys(nest.unflatten(tree, [Bare(name(leaf)) for leaf in specs])))
+    return repr(nest.sort_keys(nest.unflatten(tree, [BareText(name(leaf)) for leaf in specs])))
 
 
 def _structure_error(elements: Sequence[Any], where: str, first: int) -> Exception:

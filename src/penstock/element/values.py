@@ -207,7 +207,7 @@ def short_repr(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-class Bare(str):
+class BareText(str):
     """A string whose `repr` has no quotes: the text of a leaf in the text of its structure."""
 
     __slots__ = ()
@@ -226,7 +226,7 @@ def brief(element: Any) -> str:
     "(uint8[224, 224, 3], {'label': 3, 'name': b'a.jpg'})"
     """
     leaves, tree = nest.flatten(element)
-    text = repr(nest.unflatten(tree, [Bare(_brief_leaf(leaf)) for leaf in leaves]))
+    text = repr(nest.unflatten(tree, [BareText(_brief_leaf(leaf)) for leaf in leaves]))
     return text if len(text) <= _MOST_SHOWN else text[: _MOST_SHOWN - 3] + "..."
 
 

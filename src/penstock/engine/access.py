@@ -19,7 +19,7 @@ from penstock.element.values import as_value
 from penstock.engine.call_watch import refuse_many
 from penstock.engine.collate import Collate, collate_all, collate_of
 from penstock.engine.fitting import fit_chunk
-from penstock.engine.gather import Mapped, TakeRows
+from penstock.engine.gather import MappedFiles, TakeRows
 from penstock.engine.permute import BlockOrder, block_order, shuffle_index
 from penstock.engine.processes.shared_arrays import LazyRows, find_lazy_rows
 from penstock.engine.table_access import open_table
@@ -49,7 +49,7 @@ def access(node: Node, specs: Specs, take: TakeRows = columns.take) -> Access:
     match node:
         case nodes.Slices(data):
             chunk = data.rows if isinstance(data, JoinedData) else data.chunk
-            return partial(_slices, chunk, Mapped(chunk), find_lazy_rows(chunk), take)
+            return partial(_slices, chunk, MappedFiles(chunk), find_lazy_rows(chunk), take)
         case nodes.TableRows():
             table = open_table(node)
             return lambda index, epoch: table.read(index, take)
@@ -138,7 +138,12 @@ def leaf(column: Any) -> Chunk:
 
 
 def _slices(
-    rows: Chunk, mapped: Mapped, lazy: LazyRows | None, take: TakeRows, index: Index, epoch: Epoch
+    rows: Chunk,
+    mapped: MappedFiles,
+    lazy: LazyRows | None,
+    take: TakeRows,
+    index: Index,
+    epoch: Epoch,
 ) -> Chunk:
     if lazy is not None:
         lazy.require(index)

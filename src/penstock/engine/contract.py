@@ -18,7 +18,7 @@ State = Any
 """A position (int) where the plan has random access; else a dict of plain values."""
 
 
-class Later:
+class LazyState:
     """A part of a state that is computed only when `copy_state` copies the state."""
 
     def __init__(self, make: Callable[[], State]) -> None:
@@ -31,7 +31,7 @@ def copy_state(state: State) -> State:
         return {name: copy_state(part) for name, part in state.items()}
     if isinstance(state, list):
         return [copy_state(part) for part in state]
-    return state.make() if isinstance(state, Later) else state
+    return state.make() if isinstance(state, LazyState) else state
 
 
 class Stream:

@@ -133,7 +133,7 @@ def _take_into(column: Array, indices: Array, out: Array) -> None:
     np.take(column, indices, 0, out, "clip")
 
 
-class Mapped:
+class MappedFiles:
     """The memory-mapped files behind some columns; does nothing where there are none.
 
     A file may be larger than memory. The kernel reads ahead around every touched page and keeps

@@ -18,7 +18,7 @@ _MOST_ROWS = 8192
 """The most elements to ask for at once."""
 
 
-class Counted:
+class ElementCounter:
     """Pulls from a stream and counts the elements that it handed on; a failure is one, too."""
 
     def __init__(self, stream: Stream, count: int = 0) -> None:
@@ -60,7 +60,7 @@ class Place:
         return {"from": self.mark, "skip": self.count}
 
 
-class Marked:
+class MarkedSource:
     """Pulls from a stream and has the place of everything that it pulled.
 
     Saving a state may be expensive (a shuffle's buffer), so a mark is set only as often as that
@@ -69,7 +69,7 @@ class Marked:
 
     def __init__(self, stream: Stream, count: int = 0) -> None:
         self.stream = stream
-        self._source = Counted(stream, count)
+        self._source = ElementCounter(stream, count)
         self._set_mark()
         self._cost = 0.0
 
@@ -108,7 +108,7 @@ class Inlet:
     """An operator's input that takes back what was not needed."""
 
     def __init__(self, stream: Stream, count: int = 0) -> None:
-        self._marked = Marked(stream, count)
+        self._marked = MarkedSource(stream, count)
         self._rest: Chunk | None = None
         self._error: Exception | None = None
         self.place = self._marked.place()

@@ -268,7 +268,7 @@ def _mix(node: nodes.Mix, own: State, states: list[State], context: Context) -> 
             parts.append(open_plan(part, state, context))
     stream = choosing.MixStream(node, tuple(parts), repetitions, own)
     if (meter := context.meters.of(node)) is not None:
-        meter.drawn = stream.drawn
+        meter.drawn = stream.count_drawn
     return stream
 
 

@@ -362,7 +362,7 @@ class OpenedFile(NamedTuple):
     position: int
 
 
-class _Found(NamedTuple):
+class _FoundRecord(NamedTuple):
     """A record, the bytes between which it lies, and its number in the file, if it is known."""
 
     record: Any
@@ -398,7 +398,7 @@ def _opener(file: OpenedFile, whole: bool = False) -> _Open:
     return lambda position: open_reader(file.format, file.path, options, position)
 
 
-def _describe_place(file: OpenedFile, found: _Found) -> str:
+def _describe_place(file: OpenedFile, found: _FoundRecord) -> str:
     if isinstance(found.record, Row):
         return found.record.place
     if found.number is None:
@@ -408,7 +408,7 @@ def _describe_place(file: OpenedFile, found: _Found) -> str:
     return f"record {found.number} (byte {found.begin})"
 
 
-def _find_by_index(open_file: _Open, position: int, index: int) -> _Found | None:
+def _find_by_index(open_file: _Open, position: int, index: int) -> _FoundRecord | None:
     with closing(open_file(position)) as reader:
         while index > 0:
             records = _read(reader, min(index, _AT_ONCE))
@@ -416,10 +416,10 @@ def _find_by_index(open_file: _Open, position: int, index: int) -> _Found | None
                 return None
             index -= len(records)
         begin, records = reader.position, _read(reader, 1)
-        return _Found(records[0], begin, reader.position) if records else None
+        return _FoundRecord(records[0], begin, reader.position) if records else None
 
 
-def _find_by_end(open_file: _Open, end: int) -> _Found | None:
+def _find_by_end(open_file: _Open, end: int) -> _FoundRecord | None:
     """The record that ends at a byte; None if that is too far from the start of the file."""
     if end > MOST_BYTES:
         return None
@@ -432,13 +432,13 @@ def _find_by_end(open_file: _Open, end: int) -> _Found | None:
     return None
 
 
-def _find_near(open_file: _Open, position: int, end: int, count: int) -> _Found | None:
+def _find_near(open_file: _Open, position: int, end: int, count: int) -> _FoundRecord | None:
     """The record that ends at a byte soon after a position, before which `count` records lie."""
     with closing(open_file(position)) as reader:
         begin = reader.position
         while records := _read(reader, 1):
             if reader.position == end:
-                return _Found(records[0], begin, end, count)
+                return _FoundRecord(records[0], begin, end, count)
             count, begin = count + 1, reader.position
     return None
 

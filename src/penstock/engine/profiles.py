@@ -204,7 +204,7 @@ def make_profile(
     figures = [meter.read(depth) for depth, meter in walked]
     rows: list[OperatorProfile] = []
     for (_, meter), row, own in zip(walked, figures, own_seconds(figures), strict=True):
-        made = _make_row(row, own, note=_calls_note(meter), drawn=_drawn(meter))
+        made = _make_row(row, own, note=_calls_note(meter), drawn=_read_drawn(meter))
         if meter.workers is None:
             rows.append(made)
         else:
@@ -242,7 +242,7 @@ def merge_profiles(profiles: Iterable[Profile]) -> Profile:
     )
 
 
-def _drawn(meter: Meter) -> dict[str, Drawn]:
+def _read_drawn(meter: Meter) -> dict[str, Drawn]:
     if not isinstance(meter.node, Mix) or meter.drawn is None:
         return {}
     pairs = zip(meter.node.names, meter.drawn(), strict=True)

@@ -125,7 +125,7 @@ class Calls:
         self.operator = operator
         self._origin = origin
         self._node = node
-        self._seeded = isinstance(call, Seeded)
+        self._seeded = isinstance(call, SeededFunction)
         self.signature = signature
         """The `output_signature` that the results must fit, if there is one."""
         self.function = function
@@ -269,7 +269,7 @@ class Calls:
         self._block = max(1, min(fits, 2 * self._block, _BLOCK))
 
 
-class Seeded:
+class SeededFunction:
     """A random function as a function of (number, element)."""
 
     def __init__(self, call: Callable[..., Any], seed: int, epoch: tuple[int, ...]) -> None:

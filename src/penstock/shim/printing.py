@@ -11,7 +11,7 @@ from typing import Any, TextIO
 import numpy as np
 
 from penstock.element.ragged import Ragged
-from penstock.element.values import Bare
+from penstock.element.values import BareText
 from penstock.errors import InvalidArgumentError
 
 
@@ -66,9 +66,9 @@ def _text(value: Any, edge: int) -> str:
 def _replace_arrays(value: Any, edge: int) -> Any:
     """`value` with every array in it replaced by its text."""
     if isinstance(value, np.ndarray | np.generic | bytes):
-        return Bare(array_text(value, edge))
+        return BareText(array_text(value, edge))
     if isinstance(value, Ragged):
-        return Bare(ragged_text(value, edge))
+        return BareText(ragged_text(value, edge))
     if isinstance(value, dict):
         return {key: _replace_arrays(item, edge) for key, item in value.items()}
     if isinstance(value, list | tuple):

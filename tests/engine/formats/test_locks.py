@@ -38,19 +38,19 @@ def test_one_holder_at_a_time(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     first, second = lock_at(path), lock_at(path)
     first.acquire()
-    assert first.held()
-    assert not second.held()
+    assert first.is_held()
+    assert not second.is_held()
     with pytest.raises(
         AlreadyExistsError, match="'the cache' is being written by another iterator"
     ):
         second.acquire()
     second.release()
-    assert first.held()
+    assert first.is_held()
     for _ in range(2):
         first.release()
     assert not path.exists()
     second.acquire()
-    assert second.held()
+    assert second.is_held()
 
 
 def test_a_lock_that_is_let_go_just_now(tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ def test_a_lock_that_is_let_go_just_now(tmp_path: Path) -> None:
     thread.start()
     second.acquire()
     thread.join()
-    assert second.held()
+    assert second.is_held()
 
 
 def test_a_living_process(tmp_path: Path) -> None:
@@ -78,7 +78,7 @@ def test_a_living_process(tmp_path: Path) -> None:
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         lock = lock_at(path)
         lock.acquire()
-        assert lock.held()
+        assert lock.is_held()
     assert process.returncode == -signal.SIGKILL
 
 
@@ -88,7 +88,7 @@ def test_the_number_of_a_dead_process(changes: Any, tmp_path: Path) -> None:
     hold(tmp_path / "lock", **changes)
     lock = lock_at(tmp_path / "lock", cleaned)
     lock.acquire()
-    assert lock.held()
+    assert lock.is_held()
     assert cleaned == ["1" * 19]
 
 
@@ -98,7 +98,7 @@ def test_locks_that_say_nothing(content: str, tmp_path: Path) -> None:
     (tmp_path / "lock").write_text(content)
     lock = lock_at(tmp_path / "lock", cleaned)
     lock.acquire()
-    assert lock.held()
+    assert lock.is_held()
     assert cleaned == []
 
 
@@ -117,7 +117,7 @@ def test_a_lock_that_was_taken_over_is_left_alone(tmp_path: Path) -> None:
     lock = lock_at(tmp_path / "lock")
     lock.acquire()
     hold(tmp_path / "lock", host="elsewhere")
-    assert not lock.held()
+    assert not lock.is_held()
     lock.release()
     assert (tmp_path / "lock").exists()
 

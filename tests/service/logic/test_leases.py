@@ -1,4 +1,4 @@
-"""`Ranges` against sets of numbers, and `Consumed` against dicts of them."""
+"""`Ranges` against sets of numbers, and `ConsumedRanges` against dicts of them."""
 
 from itertools import pairwise
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.service.logic.leases import Consumed, Lengths, Ranges
+from penstock.service.logic.leases import ConsumedRanges, Lengths, Ranges
 from tests.effort import examples
 
 SPANS = st.tuples(st.integers(0, 30), st.integers(0, 8)).map(lambda p: (p[0], p[0] + p[1]))
@@ -67,7 +67,7 @@ CONSUMED = st.lists(
 def test_what_was_consumed_is_what_was_added(steps) -> None:
     """Each step reports the length of a stream, or of consumed elements of one."""
     lengths, consumed, known, model = Lengths(), None, {}, {}
-    consumed = Consumed(lengths)
+    consumed = ConsumedRanges(lengths)
     for stream, start, stop in steps:
         if start is None:
             if max(model.get(stream, {0})) < stop and stream not in known:
@@ -79,7 +79,7 @@ def test_what_was_consumed_is_what_was_added(steps) -> None:
     assert dict(lengths) == known
     assert consumed.count == sum(map(len, model.values()))
     assert {s: elements(ranges) for s, ranges in consumed.items()} == model
-    again, same = Lengths(), Consumed(lengths)
+    again, same = Lengths(), ConsumedRanges(lengths)
     again.unpack(lengths.pack())
     same.unpack(*consumed.pack())
     assert (dict(again), dict(same)) == (known, dict(consumed))

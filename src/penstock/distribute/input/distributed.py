@@ -34,7 +34,7 @@ from penstock.element.optional import Optional
 from penstock.element.spec import TensorShape
 from penstock.engine.context import Context
 from penstock.engine.contract import Claims, State, Stream
-from penstock.engine.inlets import Counted, Place, discard
+from penstock.engine.inlets import ElementCounter, Place, discard
 from penstock.engine.lower import open_plan
 from penstock.engine.meters import Meter
 from penstock.engine.profiles import Profile, merge_profiles
@@ -361,7 +361,7 @@ class CountedInput(Stream):
 
     def __init__(self, source: Stream, count: int) -> None:
         self.inputs = (source,)
-        self._source = Counted(source, count)
+        self._source = ElementCounter(source, count)
 
     def pull(self, limit: int) -> Chunk:
         return self._source.pull(limit)

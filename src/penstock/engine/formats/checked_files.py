@@ -18,7 +18,7 @@ from penstock.engine.formats.files import (
     open_bytes,
     translate_errors,
 )
-from penstock.engine.formats.inflate import Inflated
+from penstock.engine.formats.inflate import InflatedFile
 from penstock.errors import DataLossError, FailedPreconditionError, InvalidArgumentError
 
 _MOST_AT_ONCE = 16 << 20
@@ -53,7 +53,7 @@ class CheckedFile:
 
     def inflate(self) -> None:
         """Reads, from here on, the bytes that are compressed in the file."""
-        inflated = Inflated(
+        inflated = InflatedFile(
             self._file, "GZIP", self.path, DEFAULT_BLOCK, self._call, begun=self._ahead
         )
         self._file, self._ahead = cast(Any, inflated), b""
@@ -103,7 +103,7 @@ class CheckedFile:
 
     def skip(self, size: int) -> None:
         """Skips bytes, without reading them if the file is not compressed."""
-        if isinstance(self._file, Inflated):
+        if isinstance(self._file, InflatedFile):
             for start in range(0, size, _MOST_AT_ONCE):
                 self.read(min(size - start, _MOST_AT_ONCE))
             return

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import BinaryIO, NamedTuple, cast
 
-from penstock.engine.formats.inflate import WINDOW_BITS, Inflated
+from penstock.engine.formats.inflate import WINDOW_BITS, InflatedFile
 from penstock.engine.formats.remote_files import (
     connect,
     describe,
@@ -81,7 +81,7 @@ def open_bytes(
         file: BinaryIO = open_remote(name) if "://" in name else io.FileIO(name)
     if not compression:
         return file
-    return cast(BinaryIO, Inflated(file, compression, name, block, call))
+    return cast(BinaryIO, InflatedFile(file, compression, name, block, call))
 
 
 def create_bytes(path: Path, call: str) -> BinaryIO:

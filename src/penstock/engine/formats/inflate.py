@@ -34,7 +34,7 @@ def name_packing(start: bytes) -> str:
     return next((name for known, name in _STARTS.items() if start.startswith(known)), "")
 
 
-class Inflated(io.RawIOBase):
+class InflatedFile(io.RawIOBase):
     """The bytes inside a compressed file; several streams in a row are one, as with `cat`.
 
     Zeros behind a GZIP stream are no part of it, as for `gunzip`. `begun` are the bytes that were

@@ -2,7 +2,7 @@
 
 A lock saves work, but the data must stay whole without it, because another process may remove a
 stale lock too early. So its holder writes to a file of its own (named by `token`) and calls
-`held()` before it renames that file.
+`is_held()` before it renames that file.
 """
 
 from __future__ import annotations
@@ -111,13 +111,13 @@ class LockFile:
             f"or delete {self.path!r} if that process is gone"
         )
 
-    def held(self) -> bool:
+    def is_held(self) -> bool:
         """Whether this object still holds the lock; in a forked child it does not."""
         return os.getpid() == self._content["pid"] and self._read() == self._content
 
     def release(self) -> None:
         """Removes the file, unless another process has taken the lock over."""
-        if self.held():
+        if self.is_held():
             with contextlib.suppress(OSError):
                 os.unlink(self.path)
         with _released:

@@ -33,7 +33,7 @@ from penstock.engine.formats.files import (
 )
 from penstock.engine.formats.remote_files import Range, prefetch_blocks
 from penstock.engine.formats.tables import Selection, TableReader
-from penstock.engine.gather import Mapped, TakeRows
+from penstock.engine.gather import MappedFiles, TakeRows
 from penstock.errors import DataLossError, InvalidArgumentError, OpError
 
 _BLOCK_BYTES = 4 << 20
@@ -250,7 +250,7 @@ class ArrayBlock:
         columns, self._tree = nest.flatten(arrays)
         size = len(columns[0]) if columns else 0
         self._rows = Chunk(self._tree, [_as_array(column) for column in columns], size)
-        self._mapped = Mapped(self._rows)
+        self._mapped = MappedFiles(self._rows)
         mapped = all(isinstance(column, np.memmap) for column in columns)
         self.nbytes = 0 if mapped else sum(column.nbytes for column in columns)
 

@@ -321,7 +321,7 @@ class RunWriter:
         """Makes this run visible; False if another writer has taken the folder over."""
         for writer in self._writers.values():
             writer.close()
-        if not self._remote and not self._lock.held():
+        if not self._remote and not self._lock.is_held():
             self.abandon()
             return False
         before = self._before()

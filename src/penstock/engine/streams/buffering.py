@@ -280,7 +280,7 @@ class CacheWriter:
     def commit(self) -> bool:
         """Makes the cache complete; False if another writer has taken over filling it."""
         self._writer.close()
-        if not self._lock.held():
+        if not self._lock.is_held():
             return False
         data = _data_file(self._name)
         with translate_write_errors(data, _CALL):

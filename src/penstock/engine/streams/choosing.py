@@ -18,9 +18,9 @@ import numpy as np
 
 from penstock.element.chunk import Chunk
 from penstock.element.columns import Array
-from penstock.engine.contract import Later, State, Stream
+from penstock.engine.contract import LazyState, State, Stream
 from penstock.engine.inlets import Inlet
-from penstock.engine.streams.merging import Alike
+from penstock.engine.streams.merging import StructureCheck
 from penstock.errors import InvalidArgumentError
 from penstock.plan.nodes import Mix
 
@@ -46,7 +46,7 @@ class _Inputs:
 
     def __init__(self, streams: Sequence[Stream], where: str) -> None:
         self.feeds = [Inlet(stream) for stream in streams]
-        self._alike = Alike(where)
+        self._structures = StructureCheck(where)
 
     def supply_all(self, numbers: Array, done: Sequence[int], skips: bool) -> list[_Supply]:
         """What each chosen dataset has for its choices.
@@ -89,7 +89,7 @@ class _Inputs:
         chosen = [supply for supply in supplies if used and supply.chunk is not None]
         if not chosen:
             return None
-        chunks = [self._alike.check(s.chunk) for s in chosen if s.chunk is not None]
+        chunks = [self._structures.check(s.chunk) for s in chosen if s.chunk is not None]
         order = np.concatenate([supply.at[supply.at < used] for supply in chosen])
         return Chunk.join(chunks).take(np.argsort(order, kind="stable"))
 
@@ -238,7 +238,7 @@ class MixStream(Stream):
         """What was drawn in the present proportions."""
         return np.zeros_like(self._before) if self._order is None else self._order.counts
 
-    def drawn(self) -> list[tuple[int, int]]:
+    def count_drawn(self) -> list[tuple[int, int]]:
         """How many elements were drawn from each source, and how often each was read to its end."""
         elements = (self._before + self._counts).tolist()
         return [
@@ -251,7 +251,7 @@ class MixStream(Stream):
 
         The last weights decide all draws that were made when the state is copied.
         """
-        ends = [*(end for end, _ in self._changes), Later(lambda: self._drawn)]
+        ends = [*(end for end, _ in self._changes), LazyState(lambda: self._drawn)]
         later = [list(weights) for _, weights in self._changes]
         then = [list(span) for span in zip(later, ends[1:], strict=True)]
         return {

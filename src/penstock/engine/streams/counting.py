@@ -9,7 +9,7 @@ import numpy as np
 from penstock.element.chunk import Chunk
 from penstock.engine.access import leaf, pair
 from penstock.engine.contract import State, Stream
-from penstock.engine.inlets import Counted, discard
+from penstock.engine.inlets import ElementCounter, discard
 from penstock.errors import FailedPreconditionError, InvalidArgumentError, InvalidTypeError
 from penstock.plan.nodes import INFINITE
 
@@ -19,7 +19,7 @@ class TakeStream(Stream):
 
     def __init__(self, source: Stream, left: int) -> None:
         self.inputs = (source,)
-        self._feed = Counted(source)
+        self._feed = ElementCounter(source)
         self._count = left
 
     def pull(self, limit: int) -> Chunk:
@@ -55,7 +55,7 @@ class ShardStream(Stream):
         self.inputs = (source,)
         self._shards = shards
         self._index = index
-        self._feed = Counted(source, number or 0)
+        self._feed = ElementCounter(source, number or 0)
 
     def pull(self, limit: int) -> Chunk:
         while True:
@@ -81,7 +81,7 @@ class EnumerateStream(Stream):
 
     def __init__(self, source: Stream, number: int) -> None:
         self.inputs = (source,)
-        self._feed = Counted(source, number)
+        self._feed = ElementCounter(source, number)
 
     def pull(self, limit: int) -> Chunk:
         rows = self._feed.pull(limit)
@@ -136,7 +136,7 @@ class AssertCardinalityStream(Stream):
     def __init__(self, source: Stream, expected: int, count: State) -> None:
         self.inputs = (source,)
         self._expected = expected
-        self._feed = Counted(source, count or 0)
+        self._feed = ElementCounter(source, count or 0)
         """Its count is -1 after an error, which ends the stream."""
 
     def pull(self, limit: int) -> Chunk:

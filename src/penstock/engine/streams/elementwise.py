@@ -19,7 +19,7 @@ from penstock.engine.formats.bad_files import BAD_FILE, SkipLog
 from penstock.engine.inlets import BUDGET, FedStream, Place
 from penstock.engine.results import Results
 from penstock.engine.trail import drawing_numbers, put_turn
-from penstock.engine.user_calls import Calls, FailedCall, Origin, Seeded
+from penstock.engine.user_calls import Calls, FailedCall, Origin, SeededFunction
 from penstock.errors import InvalidArgumentError, InvalidTypeError, OpError, UnfitTypeError
 from penstock.plan.nodes import Filter, IgnoreErrors, Map, Scan, TakeWhile
 from penstock.plan.seeds import numbers_from
@@ -86,7 +86,7 @@ class MapStream(FedStream):
 def map_calls(node: Map, epoch: Epoch, origin: Origin) -> Calls:
     call = None
     if node.random is not None:
-        call = Seeded(node.function.call, node.random, epoch)
+        call = SeededFunction(node.function.call, node.random, epoch)
     return Calls("map", node.function, call, node.signature, origin, node)
 
 

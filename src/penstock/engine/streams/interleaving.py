@@ -27,7 +27,7 @@ from penstock.engine.contract import State, Stream
 from penstock.engine.inlets import BUDGET, Demand, FedStream, Inlet, Place
 from penstock.engine.logs import Logs
 from penstock.engine.prefetch import PrefetchStream
-from penstock.engine.streams.merging import Alike
+from penstock.engine.streams.merging import StructureCheck
 from penstock.engine.streams.windowing import OpenInner, plan_of
 from penstock.engine.trail import (
     Trail,
@@ -96,7 +96,9 @@ class InterleaveStream(FedStream):
         self._ahead = ahead
         self._numbered = numbered
         tried = node.function.trial
-        self._alike = Alike(self._calls.where, None if tried is None else tried.structure)
+        self._structures = StructureCheck(
+            self._calls.where, None if tried is None else tried.structure
+        )
         self._next: deque[tuple[Place, Slot | FailedCall]] = deque()
         self._turn, self._taken, self._ordinal, self._ended = 0, 0, 0, False
         if state is not None:
@@ -153,7 +155,7 @@ class InterleaveStream(FedStream):
         if not slots or limit < len(slots) * block:
             return None
         chunks, cycles = self._pull_cycle(slots), limit // (len(slots) * block)
-        if len(chunks) < len(slots) or not all(map(self._alike.is_known, chunks)):
+        if len(chunks) < len(slots) or not all(map(self._structures.is_known, chunks)):
             cycles = 0
         cycles = min([cycles, *(len(chunk) // block for chunk in chunks)])
         used = [self._use(*pulled, cycles * block) for pulled in zip(slots, chunks, strict=False)]
@@ -216,7 +218,7 @@ class InterleaveStream(FedStream):
     def _check(self, slot: Slot, chunk: Chunk) -> None:
         """Raises if elements have another structure than those before; only the first one fails."""
         try:
-            self._alike.check(chunk)
+            self._structures.check(chunk)
         except InvalidTypeError:
             slot.feed.unread(chunk, 1)
             raise

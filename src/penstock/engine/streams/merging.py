@@ -59,7 +59,7 @@ class ZipStream(Stream):
         return [feed.save() for feed in self._feeds]
 
 
-class Alike:
+class StructureCheck:
     """Checks that the elements of several datasets have one structure and the same dtypes.
 
     `structure` describes what they must have; None means that of the first elements.
@@ -103,12 +103,12 @@ class ConcatenateStream(Stream):
         self._which = which
         self._current = open_part(which, state)
         self.inputs = (self._current,)
-        self._alike = Alike("Dataset.concatenate")
+        self._structures = StructureCheck("Dataset.concatenate")
 
     def pull(self, limit: int) -> Chunk:
         while True:
             try:
-                return self._alike.check(self._current.pull(limit))
+                return self._structures.check(self._current.pull(limit))
             except StopIteration:
                 if self._which:
                     raise

@@ -10,7 +10,7 @@ import numpy as np
 
 from penstock.element.chunk import Chunk
 from penstock.engine.contract import State, Stream
-from penstock.engine.inlets import Counted, FedStream
+from penstock.engine.inlets import ElementCounter, FedStream
 from penstock.engine.logs import Sequels
 from penstock.plan.nodes import INFINITE
 from penstock.plan.seeds import derive_array
@@ -100,7 +100,7 @@ class RepeatStream(Stream):
         self._number = number
         self._produced = produced
         self._current: Stream | None = None
-        self._feed: Counted | None = None
+        self._feed: ElementCounter | None = None
         self.inputs = ()
         if self._has_more():
             self._start(self._open_repetition(number, state))
@@ -114,7 +114,7 @@ class RepeatStream(Stream):
         return self._count == INFINITE or self._number < self._count
 
     def _start(self, current: Stream) -> None:
-        self._current, self._feed = current, Counted(current)
+        self._current, self._feed = current, ElementCounter(current)
         self.inputs = (current,)
 
     def pull(self, limit: int) -> Chunk:

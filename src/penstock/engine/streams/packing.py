@@ -19,7 +19,7 @@ from penstock.element import columns, nest
 from penstock.element.chunk import Chunk
 from penstock.element.columns import Array, Column
 from penstock.element.ragged import Ragged
-from penstock.engine.contract import Later, State, Stream, copy_state
+from penstock.engine.contract import LazyState, State, Stream, copy_state
 from penstock.engine.inlets import FedStream
 from penstock.errors import InvalidArgumentError, OpError
 from penstock.plan.nodes import Pack
@@ -362,7 +362,7 @@ class PackStream(FedStream):
         """Tokens are copied when the state is: the views of a row never change."""
         begun = self._begun if self._next is None else self._next.begun
         rows = [
-            [list(row.counts), Later(partial(self._held, list(map(list, row.views))))]
+            [list(row.counts), LazyState(partial(self._copy_tokens, list(map(list, row.views))))]
             for row in self._open
         ]
         return [begun, rows]
@@ -372,7 +372,7 @@ class PackStream(FedStream):
             return super().input_states()
         return [self._feed.place.after(self._next.used).state]
 
-    def _held(self, views: list[list[Array]]) -> dict[str, Array]:
+    def _copy_tokens(self, views: list[list[Array]]) -> dict[str, Array]:
         """A copy of the tokens in a row, by feature."""
         assert self._features is not None
         pairs = zip(self._features.dtypes, views, strict=True)

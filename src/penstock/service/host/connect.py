@@ -260,7 +260,7 @@ class _Opener:
             options=self._job_options(),
             key=context.key if state is None else state.get("key", context.key),
             epoch=context.epoch if state is None else tuple(state.get("epoch", context.epoch)),
-            host=self._session.here,
+            host=self._session.own_host,
             consumer=-1 if node.consumer_index is None else node.consumer_index,
             group=node.trainer or "",
             resumes=tuple(state.get("clients", ())) if state else (),
@@ -302,13 +302,13 @@ class _Opener:
 
     def _connect(self, plan: bytes, info: WorkerInfo) -> Connection:
         node, session = self._node, self._session
-        if self._uploads is not None and info.host != session.here:
+        if self._uploads is not None and info.host != session.own_host:
             self._uploads.hurry()
         return connect_data(
             info,
             session.security,
             protocol=node.transfer,
-            own_host=session.here,
+            own_host=session.own_host,
             compression=node.compression,
             plan=plan,
             patience=self._patience,

@@ -168,7 +168,7 @@ def _ask_for_token(accepted: tuple[bytes, ...], request: HttpRequest) -> Page | 
     """A guard, which asks other machines for one of some tokens."""
     scheme, _, claim = request.headers.get("Authorization", "").partition(" ")
     given = claim.strip().encode("utf-8", "replace")
-    # All of them, so that the time says nothing about which one is similar.
+    # All tokens are compared, so that the time does not reveal which one is similar.
     found = [hmac.compare_digest(given, token) for token in accepted]
     if request.is_within_machine or (scheme.lower() == "bearer" and any(found)):
         return None
@@ -629,15 +629,15 @@ class SessionGuard:
 
 
 def _redirect(*headers: tuple[str, str]) -> Page:
-    """To the page itself: the key must not stay in the address, nor in the history."""
+    """Leads to the page without the key, which must not stay in the address or the history."""
     return Page("", HTTPStatus.SEE_OTHER, headers=(*_PAGE_HEADERS, ("Location", "/"), *headers))
 
 
 class Board:
-    """Reads the status every second, and feeds it to the browsers that look.
+    """Reads the status every second, and sends it to all browsers that show the page.
 
-    The status is read once for all of them, also while none looks, so that a page which is opened
-    shows what happened before.
+    The status is read even while there is no browser, so that a page that is opened later shows
+    what happened before.
     """
 
     def __init__(self, read: Callable[[], dict[str, Any]]) -> None:

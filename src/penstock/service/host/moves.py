@@ -127,7 +127,7 @@ class Move:
             connection = self._connect(self._successor, self._work)
             with (
                 closing(StateSender(connection, self._runtime)) as sender,
-                self._watched(connection),
+                self._let_give_up_end(connection),
             ):
                 sender.open(self._work, self._until)
                 self._copy(sender)
@@ -139,7 +139,7 @@ class Move:
                 self._end(None)
 
     @contextmanager
-    def _watched(self, connection: Connection) -> Iterator[None]:
+    def _let_give_up_end(self, connection: Connection) -> Iterator[None]:
         """Lets `give_up` end the connection during the block."""
         with self._changed:
             self._connection = connection

@@ -45,7 +45,7 @@ from penstock.service.host.runtime import MACHINE
 from penstock.service.host.security import ProcessLoss
 from penstock.service.host.sockets import relay, shut, tune_for_data
 from penstock.service.host.tasks import Tasks
-from penstock.service.host.telemetry import ReportedWork, Sent
+from penstock.service.host.telemetry import ReportedWork, SentTotals
 from penstock.service.logic.worker import Crash, Crashes, Search
 from penstock.service.protocol import timing
 from penstock.service.protocol.messages import Message, Plain, WorkStatus
@@ -122,7 +122,7 @@ class TidyUpReply(Message, frozen=True):
     jobs: tuple[WorkStatus, ...] = ()
     first: bool = True
     """Whether this is the first of these messages."""
-    sent: Sent = Sent()
+    sent: SentTotals = SentTotals()
     """What was sent to clients meanwhile; only in the first of these messages."""
 
 
@@ -207,7 +207,7 @@ class PlanProcessMain:
         sent = self._tasks.traffic.take()
         for start in range(0, max(1, len(jobs)), _PART):
             part = jobs[start : start + _PART]
-            self._send(TidyUpReply(part, first=not start, sent=Sent() if start else sent))
+            self._send(TidyUpReply(part, first=not start, sent=SentTotals() if start else sent))
 
     def _serve(self, number: int, connection: Connection) -> None:
         try:
@@ -362,7 +362,7 @@ class PlanProcesses:
         self._by_plan: dict[bytes, PlanProcess] = {}
         self._by_number: dict[int, PlanProcess] = {}
         self._crashes = Crashes()
-        self._sent = Sent()
+        self._sent = SentTotals()
         self._numbers = self._clients = 0
         self._draining = self._closed = False
 
@@ -378,7 +378,7 @@ class PlanProcesses:
             return self._crashes.count
 
     @property
-    def sent(self) -> Sent:
+    def sent(self) -> SentTotals:
         """What all processes have reported that they sent to clients."""
         with self._changed:
             return self._sent

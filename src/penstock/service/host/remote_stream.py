@@ -20,7 +20,7 @@ import msgspec
 
 from penstock.element.chunk import Chunk
 from penstock.element.nest import Tree
-from penstock.engine.contract import Claims, Later, State, Stream
+from penstock.engine.contract import Claims, LazyState, State, Stream
 from penstock.engine.endings import Ending
 from penstock.engine.figures import WorkerFigures
 from penstock.engine.pool import check_process
@@ -338,7 +338,7 @@ class RemoteStream(Stream):
             request = msgspec.structs.replace(
                 self._opening.request,
                 client=self._opening.runtime.name(),
-                # Those of the job, which a reader in another process may have chosen.
+                # The key and the epoch of the job, which another reader may have chosen.
                 key=self._work.key,
                 epoch=self._work.epoch,
                 # The dispatcher knows the first id, even if it has forgotten later ones.
@@ -449,7 +449,7 @@ class RemoteStream(Stream):
             # The state says which elements come next, so they must be chosen first.
             self._wait(lambda: self._reading.sure() or None)
         # `extra` has the first client id of this reader, which the dispatcher knows the longest.
-        return {"own": {**self._opening.extra, **self._reading.state(Later)}, "inputs": []}
+        return {"own": {**self._opening.extra, **self._reading.state(LazyState)}, "inputs": []}
 
     def commit(self, unused: int = 0) -> None:
         if self._reading.leased:

@@ -77,7 +77,7 @@ class Session:
     ) -> None:
         self.address = address
         self.security = security
-        self.here = host_id()
+        self.own_host = host_id()
         self.local = local
         """Whether the dispatcher is in this process, and all workers are on this machine."""
         self.no_workers = (

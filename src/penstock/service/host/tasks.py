@@ -23,7 +23,7 @@ from penstock.plan.nodes import Node
 from penstock.plan.shape import PARTIAL_FORMS
 from penstock.service.host.data_connection import Connection
 from penstock.service.host.runtime import MACHINE, Runtime
-from penstock.service.host.telemetry import Sent, Traffic, add_work
+from penstock.service.host.telemetry import SentTotals, Traffic, add_work
 from penstock.service.host.worker_streams import (
     KEPT,
     CursorResult,
@@ -34,7 +34,7 @@ from penstock.service.host.worker_streams import (
     WorkerStream,
     plan_stream,
 )
-from penstock.service.logic.worker import Block, DecodedMark, Stride, Want
+from penstock.service.logic.worker import Block, DecodedMark, Stride, WantedElements
 from penstock.service.protocol import timing
 from penstock.service.protocol.data_messages import LARGE_STATE, AddState, Fault, Mark, fault_of
 from penstock.service.protocol.messages import Work, WorkerInfo, WorkStatus
@@ -146,7 +146,7 @@ class Tasks:
         stream.close()
 
     @property
-    def sent(self) -> Sent:
+    def sent(self) -> SentTotals:
         """What was sent to clients."""
         return self.traffic.total
 
@@ -311,7 +311,9 @@ class Task:
         self, shared: WorkerStream, start: int, stop: int, is_cancelled: IsCancelled
     ) -> Iterator[Fetched]:
         stride, number = self._stride, start
-        want = Want(stride.ordinal(start), stride.ordinal(stop - 1) + 1, self._work.consumer)
+        want = WantedElements(
+            stride.ordinal(start), stride.ordinal(stop - 1) + 1, self._work.consumer
+        )
         while number < stop:
             want.at = stride.ordinal(number)
             block = shared.get_block(want, is_cancelled)

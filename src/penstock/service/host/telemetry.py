@@ -315,7 +315,7 @@ class ReaderTraces:
         # A trace of its own: the program's current span works on other elements.
         span = self._tracer.start_span("penstock.element", Context(), attributes=attributes)
         if not span.get_span_context().trace_flags.sampled:
-            return ""  # The sampler of the program has decided so.
+            return ""  # The sampler of the program has left this element out.
         self._followed.append(TracedElement(ask.feed, ask.start, span, ask.request))
         return carry(span)
 
@@ -370,7 +370,7 @@ def _discard(element: TracedElement) -> None:
 
 
 def _address(ask: Ask) -> str:
-    """The address of the worker that is asked; its id has a part more, for each start another."""
+    """The address of the worker that is asked. Its id also has a part that names its start."""
     return ask.worker.partition("/")[0]
 
 
@@ -478,7 +478,7 @@ def _find_shown(node: Node, known: set[int]) -> Node:
 # that crashes has not reported what it sent since the last heartbeat.
 
 
-class Sent(Plain, frozen=True):
+class SentTotals(Plain, frozen=True):
     """What was sent to clients."""
 
     elements: int = 0
@@ -487,8 +487,8 @@ class Sent(Plain, frozen=True):
     failures: int = 0
     """Elements that could not be computed: their clients got the error."""
 
-    def __add__(self, other: Sent) -> Sent:
-        return Sent(
+    def __add__(self, other: SentTotals) -> SentTotals:
+        return SentTotals(
             elements=self.elements + other.elements,
             nbytes=self.nbytes + other.nbytes,
             failures=self.failures + other.failures,
@@ -511,24 +511,24 @@ class Traffic:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._total = Sent()  #: guarded by _lock
-        self._taken = Sent()  #: guarded by _lock
+        self._total = SentTotals()  #: guarded by _lock
+        self._taken = SentTotals()  #: guarded by _lock
 
     def add(self, elements: int = 0, nbytes: int = 0, failures: int = 0) -> None:
         with self._lock:
-            self._total += Sent(elements, nbytes, failures)
+            self._total += SentTotals(elements, nbytes, failures)
 
     @property
-    def total(self) -> Sent:
+    def total(self) -> SentTotals:
         """All that was sent."""
         with self._lock:
             return self._total
 
-    def take(self) -> Sent:
+    def take(self) -> SentTotals:
         """Returns what was sent since the last call."""
         with self._lock:
             last, self._taken = self._taken, self._total
-            return Sent(
+            return SentTotals(
                 elements=self._total.elements - last.elements,
                 nbytes=self._total.nbytes - last.nbytes,
                 failures=self._total.failures - last.failures,

@@ -52,7 +52,7 @@ from penstock.service.logic.worker import (
     Serve,
     Step,
     Wait,
-    Want,
+    WantedElements,
 )
 from penstock.service.protocol import timing
 from penstock.service.protocol.data_messages import (
@@ -387,7 +387,7 @@ class WorkerStream:
         with self._changed:
             self.production.marks.add(mark)
 
-    def get_block(self, want: Want, is_cancelled: IsCancelled) -> Block | None:
+    def get_block(self, want: WantedElements, is_cancelled: IsCancelled) -> Block | None:
         """Returns the block with element `want.at`; None at the end, or if the fetch is cancelled.
 
         Computes it, or blocks while another thread does. A block that is there is returned even if
@@ -413,7 +413,7 @@ class WorkerStream:
             if computed is not None and computed.start <= want.at < computed.stop:
                 return computed
 
-    def _decide(self, want: Want, begins: bool) -> Step:
+    def _decide(self, want: WantedElements, begins: bool) -> Step:
         if self._closed:
             raise WorkerStopsError
         self.moved_bytes = 0

@@ -250,8 +250,8 @@ class Reading:
             return 0
         # A lease may reach beyond the end of its stream; the next element is then in another one.
         known = self.form == Form.RANDOM or feed.length is not None
-        left = feed.held - feed.next
-        return left if known else min(feed.here, left)
+        left = feed.held_stop - feed.next
+        return left if known else min(feed.arrived_count, left)
 
     def state(self, later: Callable[[Callable[[], Any]], Any] = _call_now) -> dict[str, Any]:
         """What to continue from; what was handed out counts as consumed.

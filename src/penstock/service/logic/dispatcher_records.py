@@ -17,7 +17,7 @@ import msgspec
 
 from penstock.plan.shape import ENDLESS, OWNED_FORMS, Form
 from penstock.service.logic.facts import ClientJoined, IterationBegun, StreamPlace
-from penstock.service.logic.leases import Consumed, Group, Lengths, Ranges
+from penstock.service.logic.leases import ConsumedRanges, Group, Lengths, Ranges
 from penstock.service.protocol.messages import (
     AT_END,
     UNDECIDED,
@@ -341,7 +341,7 @@ class ClientRecord:
     """A client, while it reads and afterwards: a later client may resume a saved state of it."""
 
     joined: ClientJoined
-    consumed: Consumed
+    consumed: ConsumedRanges
     standing: str = HERE
     number: int = 0
     answer: tuple[StreamRange, ...] = ()
@@ -354,8 +354,9 @@ class ClientRecord:
     limit: int | None = None
     """The limit that it promised together with `version`; see `ClientHeartbeat`."""
     held: int = 0
+    """The bytes that it holds, from the last `ClientHeartbeat` that has a budget."""
     budget: int = 0
-    """As in the last `ClientHeartbeat` that said so."""
+    """The bytes that it may hold, from the same heartbeat."""
     pace: Throughput = field(default_factory=Throughput)
     delivered: Throughput = field(default_factory=Throughput)
     """`waited` are the seconds in which it brought elements to devices."""

@@ -157,7 +157,7 @@ class Feed:
         return self.stop if self.length is None else min(self.stop, self.length)
 
     @property
-    def held(self) -> int:
+    def held_stop(self) -> int:
         """This client may hand out no element at or beyond this ordinal."""
         return self.limit
 
@@ -186,7 +186,7 @@ class Feed:
         return start, stop
 
     @property
-    def asking(self) -> int:
+    def next_ask(self) -> int:
         """About the first ordinal that `ask` would return."""
         return self._lost[-1][0] if self._lost else self._asked
 
@@ -289,7 +289,7 @@ class Feed:
         return not self.ready()
 
     @property
-    def here(self) -> int:
+    def arrived_count(self) -> int:
         """How many elements from `next` on are in one chunk that has arrived."""
         chunk = self._chunks.get(self.next)
         return 0 if chunk is None else len(chunk)
@@ -384,7 +384,7 @@ def spans(feeds: list[Feed]) -> Iterator[tuple[int, int, int]]:
     """The ranges of leases that were not handed out: stream, start, stop."""
     for feed in feeds:
         start = feed.next
-        for ahead, stop in [*sorted(feed.ahead.items()), (feed.held, feed.held)]:
+        for ahead, stop in [*sorted(feed.ahead.items()), (feed.held_stop, feed.held_stop)]:
             if start < ahead:
                 yield feed.stream, start, ahead
             start = max(start, stop)

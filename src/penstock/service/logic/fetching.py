@@ -171,7 +171,7 @@ class Fetcher:
 
         `worker`: the one that leaves. It is still asked for what it has made.
         """
-        is_behind = mark is not None and bool(mark.worker) and feed.asking < mark.ordinal
+        is_behind = mark is not None and bool(mark.worker) and feed.next_ask < mark.ordinal
         feed.marks.moving_from = worker if is_behind else ""
         feed.marks.moved_at = NOWHERE if mark is None else mark.ordinal
         if mark is not None and not feed.void:
@@ -341,7 +341,7 @@ class Fetcher:
 
     def _is_moving(self, feed: Feed) -> bool:
         """Whether a worker that leaves still makes a stream, or has made what comes next."""
-        return feed.marks.moving_from in self._workers and feed.asking < feed.marks.moved_at
+        return feed.marks.moving_from in self._workers and feed.next_ask < feed.marks.moved_at
 
     def _is_early(self, feed: Feed) -> bool:
         """Whether the first turn of a feed is in a later lap."""
@@ -365,7 +365,7 @@ class Fetcher:
     def _count_to_move(self, feed: Feed) -> int:
         """How many elements to request: none that a worker which leaves has not made."""
         count = self._count(feed)
-        return min(count, feed.marks.moved_at - feed.asking) if self._is_moving(feed) else count
+        return min(count, feed.marks.moved_at - feed.next_ask) if self._is_moving(feed) else count
 
     def _count(self, feed: Feed) -> int:
         if isinstance(feed, InputFeed) and feed.whole:
@@ -373,7 +373,7 @@ class Fetcher:
         count = self.sizes.request
         if self._usual is not None and feed.length is None:
             # No more than there may be: elements that do not exist count as owed until then.
-            left = max(self._usual - feed.asking, self._usual // 8 + 1)
+            left = max(self._usual - feed.next_ask, self._usual // 8 + 1)
             if left + FEW <= min(self.sizes.count_small(len(self._workers)), 8 * FEW):
                 count = left + FEW  # Lengths of short streams differ.
             elif left < 1.5 * count:
@@ -386,7 +386,7 @@ class Fetcher:
         if not self._bound:
             # Smaller requests towards the end, so that all workers finish at about the same time.
             count = max(1, min(count, feed.left // (2 * len(self._workers)) or 1))
-        return self.sizes.fill_block(feed.asking, count) if self._in_blocks else count
+        return self.sizes.fill_block(feed.next_ask, count) if self._in_blocks else count
 
     def _worker_for(self, feed: Feed) -> str | None:
         """The worker to ask; None if no worker can take the request now."""
@@ -401,12 +401,12 @@ class Fetcher:
             if self.expected:
                 return None
             raise next(iter(feed.refused.values()))
-        crashed = feed.crashed_at.get(feed.asking)
+        crashed = feed.crashed_at.get(feed.next_ask)
         if crashed is not None and (crashed in able or crashed in self.returning):
             return crashed if able.get(crashed, DEPTH) < DEPTH else None
         if self._in_blocks:
             # A worker that is about to join may be the keeper: another one would make it twice.
-            block = feed.asking // KEPT_BLOCK
+            block = feed.next_ask // KEPT_BLOCK
             keeper = _keeper({*able, *self.expected} - feed.refused.keys(), block)
             return keeper if self._has_room(keeper, feed) else None
         if self._bound:
@@ -428,7 +428,7 @@ class Fetcher:
             return count < 2 * DEPTH
         if count < DEPTH or not self._is_moved(feed, worker) or feed is not self._next_feed():
             return count < DEPTH
-        turn = self._turn_of(feed, feed.asking)
+        turn = self._turn_of(feed, feed.next_ask)
         before = [a for a in self._asks.of_worker(worker) if a.turn <= turn]
         return count < 2 * DEPTH and len(before) < DEPTH
 

@@ -190,8 +190,8 @@ class InterleaveOrder(FeedOrder):
         """Elements and bytes that were released since the last `pop_freed`."""
         given: list[int | None] = state.get("given", [None, None])
         self._given, self._merged = given
-        """How many elements were handed out, and how many of the `interleave` became of them or
-        of none; None if a state did not say it."""
+        """How many elements were handed out, and how many elements of the `interleave` the
+        operators behind it have used for them; None if a state did not say it."""
 
     def _restore_slot(
         self, stream: int, first: int, position: int, at: int, mark: Any
@@ -229,19 +229,19 @@ class InterleaveOrder(FeedOrder):
                 # An operator has made several elements of one input element.
                 return slot, slot.feed
             if place - slot.position >= (left := self._block - self._taken):
-                self._pass(slot, left)
+                self._use_places(slot, left)
                 self._advance()
                 continue
             self._taken += place - slot.position
-            self._pass(slot, place - slot.position)
+            self._use_places(slot, place - slot.position)
             if kind in ("row", "failure"):
                 return slot, slot.feed
             self._finish(slot)
             if kind == "end":
                 self._advance()
 
-    def _pass(self, slot: InputTurn, places: int) -> None:
-        """Goes past places of an input."""
+    def _use_places(self, slot: InputTurn, places: int) -> None:
+        """Notes that the next places of an input were used."""
         slot.position += places
         if self._merged is not None:
             self._merged += places
@@ -330,22 +330,22 @@ class InterleaveOrder(FeedOrder):
                 if not parts:
                     slot.chunk.content.number(self.find_number)
                     parts.append(slot.chunk.content)
-                    self._note_taken_failure(slot, slot.chunk.places[0] or 0)
+                    self._note_failure(slot, slot.chunk.places[0] or 0)
                 break
             rows = slot.count(self._block - self._taken, count)
             offset = slot.at - slot.start
             parts.append(slot.chunk.rows(offset, offset + rows))
-            self._note_taken(slot, rows, slot.chunk.places[offset + rows - 1])
+            self._note_rows(slot, rows, slot.chunk.places[offset + rows - 1])
             count -= rows
         return parts
 
-    def _note_taken_failure(self, slot: InputTurn, place: int) -> None:
-        """Notes the same of a failure. Unless it is that of an element, it has no place."""
-        self._note_taken(slot, 1, place)
+    def _note_failure(self, slot: InputTurn, place: int) -> None:
+        """Notes that a failure was handed out; only the failure of an element has a place."""
+        self._note_rows(slot, 1, place)
         if not place & 1 and self._merged is not None:
             self._merged += 1
 
-    def _note_taken(self, slot: InputTurn, rows: int, place: int) -> None:
+    def _note_rows(self, slot: InputTurn, rows: int, place: int) -> None:
         """Notes that `rows` elements were handed out; `place` is the place of the last one."""
         assert slot.chunk is not None
         slot.at += rows
@@ -354,7 +354,7 @@ class InterleaveOrder(FeedOrder):
         slot.feed.reached = max(slot.feed.reached, slot.at)
         if place & 1:
             places = (int(place) % TURN_WIDTH >> 1) + 1 - slot.position
-            self._pass(slot, places)
+            self._use_places(slot, places)
             self._taken += places
         if not slot.feed.whole and slot.at >= slot.start + len(slot.chunk):
             chunk = slot.feed.remove_chunk(slot.start)

@@ -216,7 +216,7 @@ class Lengths(Mapping[int, int]):
         self._count = int((lengths != _UNKNOWN).sum())
 
 
-class Consumed(Mapping[int, Ranges]):
+class ConsumedRanges(Mapping[int, Ranges]):
     """What one client has consumed of each stream; `lengths` are those of the iteration."""
 
     def __init__(self, lengths: Lengths) -> None:

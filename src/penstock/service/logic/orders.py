@@ -335,19 +335,19 @@ class LeasedFeed(Feed):
         self.closed = closed
 
     @property
-    def held(self) -> int:
+    def held_stop(self) -> int:
         return min(self.leased, self.limit)
 
     @property
     def room(self) -> int:
         """How many elements may be handed out."""
-        return max(0, self.held - self.next)
+        return max(0, self.held_stop - self.next)
 
     @property
     def over(self) -> bool:
         """Whether the client has handed out all that it gets of this stream."""
         end = NOWHERE if self.length is None else self.length
-        return self.next >= (self.held if self.closed else end)
+        return self.next >= (self.held_stop if self.closed else end)
 
     @property
     def is_settled(self) -> bool:

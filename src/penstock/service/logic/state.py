@@ -21,7 +21,7 @@ from penstock.service.logic.dispatcher_records import (
     Roster,
 )
 from penstock.service.logic.facts import Fact
-from penstock.service.logic.leases import Consumed, Group
+from penstock.service.logic.leases import ConsumedRanges, Group
 from penstock.service.protocol import timing
 from penstock.service.protocol.messages import FEW_CLIENTS, DatasetInfo, Intervals, LastFact, Reply
 
@@ -303,7 +303,7 @@ class State:
     def _client_joined(self, fact: facts.ClientJoined, now: float) -> None:
         record = self.iterations[fact.job]
         known = record.members.get(fact.client)
-        consumed = Consumed(record.ends) if known is None else known.consumed
+        consumed = ConsumedRanges(record.ends) if known is None else known.consumed
         client = ClientRecord(fact, consumed)
         if not record.clients:
             record.read_since = now
@@ -353,7 +353,7 @@ class State:
         group = self.group(client)
         for stream, ranges in client.consumed.items():
             group.undo(stream, ranges)
-        client.consumed = Consumed(self.iterations[client.job].ends)
+        client.consumed = ConsumedRanges(self.iterations[client.job].ends)
         self._client_gone(facts.ClientGone(fact.client, SUPERSEDED), now)
 
     def _client_heard(self, fact: facts.ClientHeard, now: float) -> None:

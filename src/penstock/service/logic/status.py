@@ -53,13 +53,13 @@ _SETTLING = 5
 
 def status(state: State, now: float) -> dict[str, Any]:
     """All that people and programs may see, and how many workers would keep the clients busy."""
-    wanted, crew = wanted_workers(state), _survey_crew(state)
+    wanted, usable = wanted_workers(state), _count_usable_workers(state)
     return {
         "status_version": STATUS_VERSION,
         "dispatcher": state.dispatcher,
         "workers": [_worker_status(worker, now) for worker in state.roster.workers.values()],
         "jobs": [
-            _iteration_status(each, crew, wanted=wanted, now=now)
+            _iteration_status(each, usable, wanted=wanted, now=now)
             for each in state.iterations.values()
         ],
         "readers": [
@@ -106,11 +106,11 @@ def _worker_state(worker: WorkerRecord) -> str:
 
 
 def _iteration_status(
-    record: IterationRecord, crew: _Crew, wanted: int, now: float
+    record: IterationRecord, usable: _UsableWorkers, wanted: int, now: float
 ) -> dict[str, Any]:
     clients = [record.members[client] for client in record.clients]
     rate, lag = sum(client.pace.rate for client in clients), _waiting_share(clients)
-    limit = find_limit(_read_signs(record, crew, lag=lag, wanted=wanted, now=now))
+    limit = find_limit(_read_signs(record, usable, lag=lag, wanted=wanted, now=now))
     return {
         "job": record.work.job,
         "name": record.begun.name,
@@ -161,7 +161,7 @@ def _waiting_share(clients: list[ClientRecord]) -> float:
     return min(1.0, sum(client.pace.waited for client in clients) / seconds) if seconds else 0.0
 
 
-class _Crew(NamedTuple):
+class _UsableWorkers(NamedTuple):
     """The workers that may get streams, and the mean share of their time that they compute."""
 
     workers: int
@@ -170,10 +170,10 @@ class _Crew(NamedTuple):
     """For how many seconds this share is mostly about the time before, if the load changes."""
 
 
-def _survey_crew(state: State) -> _Crew:
+def _count_usable_workers(state: State) -> _UsableWorkers:
     busy = [busy_share(worker.pace) for worker in state.roster.usable()]
     settling = _SETTLING * timing.WORKER_HEARTBEAT * worker_heartbeat(state)
-    return _Crew(len(busy), sum(busy) / max(1, len(busy)), settling)
+    return _UsableWorkers(len(busy), sum(busy) / max(1, len(busy)), settling)
 
 
 def _find_bottleneck(clients: list[ClientRecord]) -> Bottleneck:
@@ -189,7 +189,7 @@ def _delivering_share(clients: list[ClientRecord]) -> float:
 
 
 def _read_signs(
-    record: IterationRecord, crew: _Crew, lag: float, wanted: int, now: float
+    record: IterationRecord, usable: _UsableWorkers, lag: float, wanted: int, now: float
 ) -> JobSigns:
     clients = [record.members[client] for client in record.clients]
     return JobSigns(
@@ -197,14 +197,14 @@ def _read_signs(
         measured=any(client.pace.seconds for client in clients),
         missing=record.missing(),
         finished=record.begun.leased and record.is_finished,
-        workers=crew.workers,
+        workers=usable.workers,
         lag=lag,
-        busy=crew.busy,
+        busy=usable.busy,
         wanted=wanted,
         element_bytes=record.making.element_bytes,
         slowest=_find_bottleneck(clients),
         delivering=_delivering_share(clients),
-        settled=now - record.read_since >= crew.settling,
+        settled=now - record.read_since >= usable.settling,
     )
 
 

@@ -275,7 +275,7 @@ class Cursor:
 
 
 @dataclass
-class Want:
+class WantedElements:
     """The elements that a fetch needs now: `at` up to `stop`, ordinals of the stream."""
 
     at: int
@@ -342,7 +342,9 @@ class Production:
     is_paused: bool = False
     """Whether no element may be begun."""
 
-    def step(self, want: Want, now: float, allowance: int = 0, begins: bool = True) -> Step:
+    def step(
+        self, want: WantedElements, now: float, allowance: int = 0, begins: bool = True
+    ) -> Step:
         """Decides what to do for a fetch; slow consumers let `allowance` bytes be kept.
 
         `begins`: an element may be begun for it.
@@ -362,13 +364,13 @@ class Production:
         stop = want.stop if cursor.stop is None else min(want.stop, cursor.stop)
         return Make(cursor, stop - cursor.at)
 
-    def _is_early(self, want: Want, now: float, allowance: int) -> bool:
+    def _is_early(self, want: WantedElements, now: float, allowance: int) -> bool:
         if self.pace is None or self.blocks.nbytes < allowance:
             return False
         want.since = now if want.since is None else want.since
         return self.pace.must_wait(want.consumer, want.since, now)
 
-    def _take_cursor(self, want: Want) -> Cursor | None:
+    def _take_cursor(self, want: WantedElements) -> Cursor | None:
         """Returns the cursor to continue with, now busy; None if another thread uses it."""
         ahead = [
             c for c in self.cursors if c.at <= want.at and (c.stop is None or want.at < c.stop)
@@ -384,7 +386,7 @@ class Production:
         nearest.busy = True
         return nearest
 
-    def _cursor_stop(self, want: Want) -> int | None:
+    def _cursor_stop(self, want: WantedElements) -> int | None:
         """Where a cursor with random access stops: at the end of the fetch, or at a kept block."""
         if not self.random:
             return None
