@@ -3,7 +3,7 @@
 import pytest
 
 import penstock.tf as tf
-from penstock.errors import InternalError, InvalidArgumentError
+from penstock.errors import InternalError, InvalidArgumentError, InvalidTypeError
 
 RAGGED = tf.ragged.constant([[1, 2], [3]])
 
@@ -38,6 +38,11 @@ RAGGED = tf.ragged.constant([[1, 2], [3]])
 def test_an_argument_is_refused(call, message):
     with pytest.raises(InvalidArgumentError, match=message):
         call()
+
+
+def test_a_generator_is_not_copied_from_a_seed():
+    with pytest.raises(InvalidTypeError, match="got 5; for a seed use tf.random.Generator.from_"):
+        tf.random.Generator(5)
 
 
 def test_numbers_are_needed():

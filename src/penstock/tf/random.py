@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from penstock.errors import InvalidArgumentError
+from penstock.errors import InvalidArgumentError, InvalidTypeError
 from penstock.plan import seeds
 from penstock.plan.seeds import set_seed
 from penstock.tf.distributions import Draws, PhiloxDraws, StatelessDraws, current_draws
@@ -177,6 +177,11 @@ class SeededGenerator:
         self, copy_from: SeededGenerator | None = None, state: Any = None, alg: Any = None
     ) -> None:
         _check_algorithm(alg)
+        if not isinstance(copy_from, SeededGenerator | None):
+            raise InvalidTypeError(
+                f"tf.random.Generator: copy_from must be a generator, got {copy_from!r}; for a "
+                "seed use tf.random.Generator.from_seed"
+            )
         self._key, self._counter = seeds.draw(), 0
         given = state if copy_from is None else copy_from.state
         if given is not None:
