@@ -57,6 +57,13 @@ def test_traits_agree_with_each_other(kind: type[Node]):
         assert kind.seed_field is not None
     if Trait.ADVISORY in kind.traits:
         assert Trait.ELEMENTWISE | Trait.BY_POSITION | Trait.KEEPS_BATCH_SIZE in kind.traits
+        assert Trait.ONE_TO_ONE in kind.traits
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if Trait.ONE_TO_ONE in kind.traits])
+def test_an_operator_that_is_one_to_one_keeps_the_cardinality(kind: type[Node]):
+    assert kind.cardinality is Node.cardinality
+    assert sum(field.type == "Node" for field in fields(kind)) == 1
 
 
 def test_every_operator_with_parallel_calls_is_in_the_union():

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from penstock.engine.positions import first_number
-from penstock.plan.nodes import Branch, Inputs, Map, Node
+from penstock.plan.nodes import Branch, Inputs, Node
 from penstock.plan.traits import Trait
 
 
@@ -49,20 +49,16 @@ def counting_of(piece: Node, operator: Node) -> Counting | None:
         if isinstance(node, Branch) and node.number is not None:
             branches += f"{node.number}."
         functions += bool(node.functions)
-        is_last = is_last and _is_one_to_one(node)
+        is_last = is_last and Trait.ONE_TO_ONE in node.traits
         node = node.inputs[0]
     source = node.inputs[0]
     if source.blocked is None:
         return None
-    while _is_one_to_one(source):
+    while Trait.ONE_TO_ONE in source.traits:
         source = source.inputs[0]
     return Counting(
         key=f"{branches}{functions}",
         first=first_number(node),
-        is_last=is_last and _is_one_to_one(operator),
+        is_last=is_last and Trait.ONE_TO_ONE in operator.traits,
         takes_merged=isinstance(source, Inputs),
     )
-
-
-def _is_one_to_one(node: Node) -> bool:
-    return isinstance(node, Map | Branch) or Trait.ADVISORY in node.traits

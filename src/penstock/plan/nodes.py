@@ -47,7 +47,7 @@ _SAME_ELEMENTS = Trait.BY_POSITION | Trait.SAMPLED_BY_INPUT | Trait.KEEPS_BATCH_
 _ON_ANY_FILES = Trait.SAME_ON_FILES | Trait.SHARD_PASSES
 """A worker may apply it to any shard of the files."""
 
-_NO_CHANGE = Trait.ADVISORY | Trait.ELEMENTWISE | _SAME_ELEMENTS | _ON_ANY_FILES
+_NO_CHANGE = Trait.ADVISORY | Trait.ELEMENTWISE | Trait.ONE_TO_ONE | _SAME_ELEMENTS | _ON_ANY_FILES
 """It hands on its input unchanged."""
 
 OPAQUE: Any = object()
@@ -676,7 +676,7 @@ class Map(Node):
     signature: Any = None
     drawn: bool = False
 
-    traits = Trait.ELEMENTWISE | _ON_ANY_FILES
+    traits = Trait.ELEMENTWISE | Trait.ONE_TO_ONE | _ON_ANY_FILES
     seed_field = "random"
     free_fields = ("deterministic", "drawn", "parallel", "random")
     opaque = True
@@ -1500,7 +1500,7 @@ class Branch(Node):
     input: Node
     number: int | None
 
-    traits = Trait.ELEMENTWISE
+    traits = Trait.ELEMENTWISE | Trait.ONE_TO_ONE
 
     reason = "it is one of several branches"
 

@@ -24,6 +24,9 @@ class Trait(Flag):
     So what it makes of the pieces of its input are the pieces of its output.
     """
 
+    ONE_TO_ONE = auto()
+    """Each element of its input becomes one element, and each failure one failure."""
+
     BY_POSITION = auto()
     """It moves elements by their positions and never reads them: row numbers can replace rows."""
 
