@@ -112,7 +112,35 @@ def _rebuild_error(kind: str, message: str) -> Exception:
     return found(message)
 
 
-class GroupByWindowStream(FedStream):
+class _GroupsStream(FedStream):
+    """Sorts elements into groups by a key; `_add` adds one and returns the key of a full group."""
+
+    def __init__(self, source: Stream) -> None:
+        super().__init__(source)
+        self._count, self._ended = 0, False
+
+    def _add(self, element: Any) -> int | None:
+        raise NotImplementedError
+
+    def _collect(self, limit: int) -> int | None:
+        """Adds elements until a group is full, whose key it returns, or the input has ended."""
+        try:
+            rows = self._feed.pull(limit)
+        except StopIteration:
+            self._ended = True
+            return None
+        used, full = 0, None
+        try:
+            for element in rows.elements():
+                used += 1
+                if (full := self._add(element)) is not None:
+                    break
+        finally:
+            self._feed.unread(rows, used)
+        return full
+
+
+class GroupByWindowStream(_GroupsStream):
     """Windows of elements with one key, each reduced to a dataset, whose elements are handed on.
 
     What the function draws depends on `seed` and the number of the window, so that a resumed
@@ -137,7 +165,7 @@ class GroupByWindowStream(FedStream):
         self._groups: dict[int, list[Any]] = {}
         self._current: tuple[int, list[Any]] | None = None
         self._inner: Stream | None = None
-        self._count, self._windows, self._ended = 0, 0, False
+        self._windows = 0
         if state is not None:
             self._restore(state)
 
@@ -161,29 +189,10 @@ class GroupByWindowStream(FedStream):
                     raise StopIteration
                 key = min(self._groups)
                 self._emit(key, self._groups.pop(key), None)
-            else:
-                self._collect(limit)
-
-    def _collect(self, limit: int) -> None:
-        """Sorts elements into their groups until one is full, or the input has ended."""
-        try:
-            rows = self._feed.pull(limit)
-        except StopIteration:
-            self._ended = True
-            return
-        used, full = 0, None
-        try:
-            for element in rows.elements():
-                used += 1
-                if (full := self._add(element)) is not None:
-                    break
-        finally:
-            self._feed.unread(rows, used)
-        if full is not None:
-            self._emit(full, self._groups.pop(full), None)
+            elif (full := self._collect(limit)) is not None:
+                self._emit(full, self._groups.pop(full), None)
 
     def _add(self, element: Any) -> int | None:
-        """Adds an element to its group; returns the key if that group is now full."""
         ordinal = self._count
         self._count += 1
         key = check_key(self._key.where, self._key.one(element, ordinal))
@@ -227,7 +236,7 @@ class GroupByWindowStream(FedStream):
         super().close()
 
 
-class GroupByReducerStream(FedStream):
+class GroupByReducerStream(_GroupsStream):
     """Reads its whole input first; then one element for each key, in the order of the keys."""
 
     def __init__(self, node: GroupByReducer, source: Stream, state: State) -> None:
@@ -237,7 +246,6 @@ class GroupByReducerStream(FedStream):
             Calls("group_by_reducer", function) for function in names
         ]
         self._groups: dict[int, Any] = {}
-        self._count, self._ended = 0, False
         if state is not None:
             self._groups = {int(key): held for key, held in state["groups"]}
             self._count, self._ended = state["at"]
@@ -249,20 +257,6 @@ class GroupByReducerStream(FedStream):
             raise StopIteration
         key = min(self._groups)
         return Chunk.of([as_element(self._finalize.one(self._groups.pop(key), self._count))])
-
-    def _collect(self, limit: int) -> None:
-        try:
-            rows = self._feed.pull(limit)
-        except StopIteration:
-            self._ended = True
-            return
-        used = 0
-        try:
-            for element in rows.elements():
-                used += 1
-                self._add(element)
-        finally:
-            self._feed.unread(rows, used)
 
     def _add(self, element: Any) -> None:
         ordinal = self._count
