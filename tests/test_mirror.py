@@ -113,7 +113,7 @@ CONTRACTS = {
     "engine/test_origins.py": "engine.trail",
     "engine/test_profiles.py": "engine.advice engine.meters",
     "engine/test_shared_arrays.py": """
-        engine.processes.array_holder engine.processes.array_memory engine.processes.array_shares
+        engine.processes.array_holder engine.processes.array_memory engine.processes.array_offers
         engine.processes.shared_arrays
     """,
     "engine/test_specs.py": "engine.trial_calls",

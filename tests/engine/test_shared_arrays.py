@@ -13,7 +13,7 @@ from penstock.data import Dataset
 from penstock.engine.processes import array_holder
 from penstock.engine.processes.array_holder import ArrayHolder, HolderConnection, NoHolderError
 from penstock.engine.processes.array_memory import BLOCK, ArrayMemory, runs_of
-from penstock.engine.processes.array_shares import ArrayShares
+from penstock.engine.processes.array_offers import ArrayOffers
 from penstock.engine.processes.shared_arrays import (
     ArrayReader,
     OpenArrays,
@@ -35,8 +35,8 @@ def rows():
 
 
 @pytest.fixture
-def shares():
-    made = ArrayShares()
+def offers():
+    made = ArrayOffers()
     yield made
     made.close()
 
@@ -70,8 +70,8 @@ def open_plan_of(dataset, user, fetch=never):
     return plan
 
 
-def test_rows_arrive_when_they_are_read(rows, shares):
-    plan = open_plan_of(Dataset.from_tensor_slices(rows), shares.add_user())
+def test_rows_arrive_when_they_are_read(rows, offers):
+    plan = open_plan_of(Dataset.from_tensor_slices(rows), offers.add_user())
     read = Dataset(plan)
     reader = find_reader(plan.data.chunk.columns[0])
     assert count(reader) == 0
@@ -83,9 +83,9 @@ def test_rows_arrive_when_they_are_read(rows, shares):
     assert count(reader) == BLOCKS
 
 
-def test_rows_that_are_larger_than_a_block(shares):
+def test_rows_that_are_larger_than_a_block(offers):
     large = np.arange(6 * 3 * BLOCK // 8 + 42).reshape(6, -1)
-    plan = open_plan_of(Dataset.from_tensor_slices(large), shares.add_user())
+    plan = open_plan_of(Dataset.from_tensor_slices(large), offers.add_user())
     lazy = find_lazy_rows(plan.data.chunk)
     lazy.require(np.array([3, 1]))
     column = plan.data.chunk.columns[0]
@@ -95,9 +95,9 @@ def test_rows_that_are_larger_than_a_block(shares):
     np.testing.assert_array_equal(column, large)
 
 
-def test_strings_arrive_when_they_are_read(shares):
+def test_strings_arrive_when_they_are_read(offers):
     strings = [b"%d" % i * (i % 5000) for i in range(3000)]  # From none to half a block.
-    plan = open_plan_of(Dataset.from_tensor_slices(strings), shares.add_user())
+    plan = open_plan_of(Dataset.from_tensor_slices(strings), offers.add_user())
     column, read = plan.data.rows.columns[0], Dataset(plan)
     reader = find_reader(column.data)
     assert count(reader) == 0
@@ -113,10 +113,10 @@ def test_strings_arrive_when_they_are_read(shares):
     assert find_reader(column.starts) is None, "small arrays travel with the plan"
 
 
-def test_where_many_strings_begin_is_shared_too(shares):
+def test_where_many_strings_begin_is_shared_too(offers):
     strings = [b"ab" * (i % 7) for i in range(200_000)]
     strings[5], strings[-1] = b"x" * (5 * BLOCK + 1), b""
-    plan = open_plan_of(Dataset.from_tensor_slices(strings), shares.add_user())
+    plan = open_plan_of(Dataset.from_tensor_slices(strings), offers.add_user())
     column = plan.data.rows.columns[0]
     assert count(find_reader(column.starts)) == count(find_reader(column.data)) == 0
     for index in (
@@ -129,33 +129,33 @@ def test_where_many_strings_begin_is_shared_too(shares):
     assert count(find_reader(column.data)) < find_reader(column.data).memory.blocks / 2
 
 
-def test_code_that_looks_at_all_strings_waits_for_them(shares):
+def test_code_that_looks_at_all_strings_waits_for_them(offers):
     names = [b"a name of a file %06d" % i * 3 for i in range(30_000)]
     for look in (
         lambda plan: plan.data.chunk.columns[0].tolist(),
         lambda plan: list(pickle.loads(pickle.dumps(Dataset(plan)))),
         lambda plan: [plan.data.first(), *plan.data.chunk.columns[0][1:]],
     ):
-        plan = open_plan_of(Dataset.from_tensor_slices(names), shares.add_user())
+        plan = open_plan_of(Dataset.from_tensor_slices(names), offers.add_user())
         assert count(find_reader(plan.data.rows.columns[0].data)) == 0
         assert look(plan) == names
 
 
-def test_the_first_row_of_strings_does_not_make_the_others(shares):
+def test_the_first_row_of_strings_does_not_make_the_others(offers):
     names = [b"%09d" % i * 9 for i in range(30_000)]
-    plan = open_plan_of(Dataset.from_tensor_slices((names, np.arange(30_000))), shares.add_user())
+    plan = open_plan_of(Dataset.from_tensor_slices((names, np.arange(30_000))), offers.add_user())
     assert plan.data.first() == (names[0], 0)
     assert "chunk" not in vars(plan.data)
     assert count(find_reader(plan.data.rows.columns[0].data)) <= 64
 
 
-def test_arrays_of_functions_are_complete(rows, shares):
-    plan = open_plan_of(Dataset.range(3).map(lambda i: rows[i, 0]), shares.add_user())
+def test_arrays_of_functions_are_complete(rows, offers):
+    plan = open_plan_of(Dataset.range(3).map(lambda i: rows[i, 0]), offers.add_user())
     assert [int(x) for x in Dataset(plan)] == rows[:3, 0].tolist()
 
 
 @pytest.mark.parametrize("mapped", [False, True])
-def test_functions_may_change_their_copy_of_an_array(rows, shares, mapped, tmp_path):
+def test_functions_may_change_their_copy_of_an_array(rows, offers, mapped, tmp_path):
     if mapped:
         np.save(tmp_path / "rows.npy", rows)
     scratch = np.load(tmp_path / "rows.npy", mmap_mode="r+") if mapped else rows.copy()
@@ -165,7 +165,7 @@ def test_functions_may_change_their_copy_of_an_array(rows, shares, mapped, tmp_p
         return scratch[0, 0] + scratch[-1, -1]
 
     dataset = Dataset.range(1, 4).map(add)
-    plans = [open_plan_of(dataset, shares.add_user()) for _ in range(2)]
+    plans = [open_plan_of(dataset, offers.add_user()) for _ in range(2)]
     for plan in plans:
         found = [int(number) for number in Dataset(plan)]
         begin = int(rows[0, 0]) + int(rows[-1, -1])
@@ -173,33 +173,33 @@ def test_functions_may_change_their_copy_of_an_array(rows, shares, mapped, tmp_p
     np.testing.assert_array_equal(scratch, rows)
 
 
-def test_functions_of_a_plan_share_what_they_change(rows, shares):
+def test_functions_of_a_plan_share_what_they_change(rows, offers):
     def add(number):
         rows[0, 0] += number
         return number
 
     dataset = Dataset.range(1, 4).map(add).map(lambda number: rows[0, 0])
     begin = int(rows[0, 0])
-    plan = open_plan_of(dataset, shares.add_user())
+    plan = open_plan_of(dataset, offers.add_user())
     assert [int(number) for number in Dataset(plan)] == [begin + 1, begin + 3, begin + 6]
 
 
-def test_rows_that_a_function_reads_too_are_complete(rows, shares):
+def test_rows_that_a_function_reads_too_are_complete(rows, offers):
     rows.flags.writeable = False
     dataset = Dataset.from_tensor_slices(rows).map(lambda row: rows[-1, -1] + row[0])
-    plan = open_plan_of(dataset, shares.add_user())
+    plan = open_plan_of(dataset, offers.add_user())
     assert next(iter(Dataset(plan))) == rows[-1, -1] + rows[0, 0]
 
 
-def test_below_a_snapshot_arrays_are_complete(rows, shares, tmp_path):
+def test_below_a_snapshot_arrays_are_complete(rows, offers, tmp_path):
     dataset = Dataset.from_tensor_slices(rows).snapshot(str(tmp_path))
-    plan = open_plan_of(dataset, shares.add_user())
+    plan = open_plan_of(dataset, offers.add_user())
     assert codec.fingerprint(plan.input) == codec.fingerprint(dataset.__plan__.input)
 
 
-def test_an_opened_array_is_sent_on_by_the_same_reference(rows, shares):
+def test_an_opened_array_is_sent_on_by_the_same_reference(rows, offers):
     rows.flags.writeable = False
-    reference = shares.add_user().refer(rows)
+    reference = offers.add_user().refer(rows)
     opened = OpenArrays(never).open(reference)
     assert refer_to_shared(opened) == reference
     assert not opened.flags.writeable
@@ -208,17 +208,17 @@ def test_an_opened_array_is_sent_on_by_the_same_reference(rows, shares):
 
 
 @pytest.mark.parametrize("view", [np.asfortranarray, lambda a: a[::2], lambda a: a[:, 1:]])
-def test_arrays_in_any_order_are_shared(rows, shares, view):
-    plan = open_plan_of(Dataset.from_tensor_slices(view(rows)), shares.add_user())
+def test_arrays_in_any_order_are_shared(rows, offers, view):
+    plan = open_plan_of(Dataset.from_tensor_slices(view(rows)), offers.add_user())
     np.testing.assert_array_equal(np.stack(list(Dataset(plan))), view(rows))
 
 
-def test_a_share_is_used_again_unless_the_array_has_changed(rows, shares):
-    first = shares.add_user()
+def test_an_offer_is_used_again_unless_the_array_has_changed(rows, offers):
+    first = offers.add_user()
     reference = first.refer(rows)
     ArrayReader(reference, never(""), BLOCK).require(slice(3, 5))
     rows[-1] += 1  # That part was not copied yet.
-    again = shares.add_user()
+    again = offers.add_user()
     assert again.refer(rows) == reference
     rows[3 * 8] += 1
     changed = again.refer(rows)
@@ -233,11 +233,11 @@ def test_a_share_is_used_again_unless_the_array_has_changed(rows, shares):
 
 
 def test_a_reader_becomes_the_holder_of_what_the_last_one_left(rows):
-    shares, asked = ArrayShares(), []
-    reference = shares.add_user().refer(rows)
+    offers, asked = ArrayOffers(), []
+    reference = offers.add_user().refer(rows)
     readers = [ArrayReader(reference, fetching(rows, asked), 4 * BLOCK) for _ in range(2)]
     readers[0].require(slice(0, 8))
-    shares.close()
+    offers.close()
     readers[0].require(slice(7, 10))
     assert asked == [(8 * BLOCK, 12 * BLOCK)]
     readers[1].require()
@@ -248,19 +248,19 @@ def test_a_reader_becomes_the_holder_of_what_the_last_one_left(rows):
 
 
 def test_a_holder_that_came_later_is_copied_from(rows):
-    shares = ArrayShares()
-    reference = shares.add_user().refer(rows)
+    offers = ArrayOffers()
+    reference = offers.add_user().refer(rows)
     early = ArrayReader(reference, never("early"), BLOCK)
     early.require(slice(0, 8))
-    shares.close()
+    offers.close()
     late = ArrayReader(reference, fetching(rows, []), BLOCK)
     early.require()
     assert late.memory.identity != early.memory.identity
     np.testing.assert_array_equal(early.memory.bytes, rows.reshape(-1).view(np.uint8))
 
 
-def test_a_reader_fetches_what_its_holder_cannot_get(rows, shares):
-    reference = shares.add_user().refer(rows)
+def test_a_reader_fetches_what_its_holder_cannot_get(rows, offers):
+    reference = offers.add_user().refer(rows)
     name, asked = f"{reference.name}-elsewhere", []
     reference = replace(reference, name=name)
     holder = ArrayHolder(name, ArrayMemory(rows.nbytes), never(name))
@@ -272,25 +272,25 @@ def test_a_reader_fetches_what_its_holder_cannot_get(rows, shares):
 
 
 def test_without_a_holder_or_a_source_the_reader_says_so(rows):
-    shares = ArrayShares()
-    reference = shares.add_user().refer(rows)
+    offers = ArrayOffers()
+    reference = offers.add_user().refer(rows)
     readers = [ArrayReader(reference, never("array"), BLOCK) for _ in range(2)]
-    shares.close()
+    offers.close()
     for reader in readers:  # The first becomes the holder, the second gets its error.
         with pytest.raises(UnavailableError, match="array has no holder"):
             reader.require(slice(0, 1))
 
 
-def test_a_holder_of_another_user_is_not_believed(rows, shares, monkeypatch):
-    reference = shares.add_user().refer(rows)
+def test_a_holder_of_another_user_is_not_believed(rows, offers, monkeypatch):
+    reference = offers.add_user().refer(rows)
     monkeypatch.setattr(array_holder, "_is_same_user", lambda connected: False)
     reader = ArrayReader(reference, fetching(rows, []), BLOCK)
     reader.require()
     np.testing.assert_array_equal(reader.memory.bytes, rows.reshape(-1).view(np.uint8))
 
 
-def test_memory_of_another_size_is_refused(rows, shares):
-    reference = shares.add_user().refer(rows)
+def test_memory_of_another_size_is_refused(rows, offers):
+    reference = offers.add_user().refer(rows)
     with pytest.raises(DataLossError, match="not the memory of an array of 1000000 bytes"):
         HolderConnection(reference.name, 1_000_000)
 
@@ -314,7 +314,7 @@ FORKED = """
     import os
     import numpy as np
     from penstock.engine.processes.array_memory import BLOCK
-    from penstock.engine.processes.array_shares import ArrayShares
+    from penstock.engine.processes.array_offers import ArrayOffers
     from penstock.engine.processes.shared_arrays import ArrayReader
 
     def is_right(reader, block):
@@ -323,8 +323,8 @@ FORKED = """
         return (reader.memory.bytes[part] == rows[part]).all()
 
     rows = np.arange(20 * BLOCK, dtype=np.uint64).view(np.uint8)[: 20 * BLOCK]
-    shares = ArrayShares()
-    reader = ArrayReader(shares.add_user().refer(rows), None, BLOCK)
+    offers = ArrayOffers()
+    reader = ArrayReader(offers.add_user().refer(rows), None, BLOCK)
     assert is_right(reader, 0)
     child = os.fork()
     if not child:

@@ -8,7 +8,7 @@ import pytest
 
 from penstock.data.dataset import ENVIRONMENT
 from penstock.data.iterator import Iterator as PlanIterator
-from penstock.engine.inlets import MarkedSource
+from penstock.engine.inlets import MarkedInput
 from penstock.plan.nodes import Node
 from penstock.plan.optimize import RULES, optimize
 from tests.effort import spread
@@ -53,7 +53,7 @@ every_plan = for_every_operator(rewritten_plans)
 @pytest.fixture(params=["near", "far"])
 def _marks(request, monkeypatch):
     """Places are counted from a mark just before them, or from the start of the stream."""
-    monkeypatch.setattr(MarkedSource, "_is_due", lambda self: request.param == "near")
+    monkeypatch.setattr(MarkedInput, "_is_due", lambda self: request.param == "near")
 
 
 @every_plan

@@ -16,7 +16,7 @@ import pytest
 from penstock.data import Dataset
 from penstock.data.experimental import service
 from penstock.data.experimental.service import distribute
-from penstock.engine.processes import array_shares
+from penstock.engine.processes import array_offers
 from penstock.errors import FailedPreconditionError
 from penstock.plan import array_references
 from penstock.service.host.plan_store import ArrayStore
@@ -82,7 +82,7 @@ def no_holder(monkeypatch):
     def fail(*_):
         raise OSError("not on this machine")
 
-    monkeypatch.setattr(array_shares, "ArrayHolder", fail)
+    monkeypatch.setattr(array_offers, "ArrayHolder", fail)
 
 
 def test_workers_of_a_service_share_the_memory_of_a_client_on_their_machine(array, parts):

@@ -33,7 +33,7 @@ from penstock.engine.context import Context, Environment
 from penstock.engine.contract import State, Stream, copy_state, must_settle
 from penstock.engine.endings import Ending
 from penstock.engine.formats.remote_requests import RemoteUse, remote_use
-from penstock.engine.inlets import Demand, MarkedSource, Place
+from penstock.engine.inlets import Demand, MarkedInput, Place
 from penstock.engine.lower import open_plan
 from penstock.engine.meters import Meters
 from penstock.engine.profiles import Profile, make_profile
@@ -259,7 +259,7 @@ class Iterator(PublicNames):
                 meters=self._meters,
             )
         )
-        self._marked = MarkedSource(self._stream)
+        self._marked = MarkedInput(self._stream)
         if is_shared(self._plan):
             self._shared = _SharedStream(self, self._stream)
             _SHARING.add(self)

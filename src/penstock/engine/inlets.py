@@ -60,7 +60,7 @@ class Place:
         return {"from": self.mark, "skip": self.count}
 
 
-class MarkedSource:
+class MarkedInput:
     """Pulls from a stream and has the place of everything that it pulled.
 
     Saving a state may be expensive (a shuffle's buffer), so a mark is set only as often as that
@@ -108,7 +108,7 @@ class Inlet:
     """An operator's input that takes back what was not needed."""
 
     def __init__(self, stream: Stream, count: int = 0) -> None:
-        self._marked = MarkedSource(stream, count)
+        self._marked = MarkedInput(stream, count)
         self._rest: Chunk | None = None
         self._error: Exception | None = None
         self.place = self._marked.place()

@@ -17,7 +17,7 @@ from typing import Any
 from penstock.element.chunk import Chunk
 from penstock.engine.contract import State, Stream
 from penstock.engine.endings import is_collecting
-from penstock.engine.inlets import Demand, MarkedSource, Place
+from penstock.engine.inlets import Demand, MarkedInput, Place
 from penstock.engine.pool import Pool
 from penstock.engine.tuning import Depth
 
@@ -43,7 +43,7 @@ class _Ahead:
         self.stopping = False
         self.pulling = False
         """Whether the thread is inside a pull, so that `interrupt` reaches that pull."""
-        self.marked = MarkedSource(source)
+        self.marked = MarkedInput(source)
         self.at = self.marked.place()
         """The place behind the last result in `ready`. Exact states rest on it: it may be replaced
         outside the lock, because the old and the new value then name the same place."""

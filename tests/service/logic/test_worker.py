@@ -51,15 +51,15 @@ class TestPause:
     @pytest.mark.parametrize("random", [True, False])
     def test_begins_nothing_but_serves_what_is_there(self, random):
         production = Production(random=random)
-        made = production.step(WantedElements(0, 4), 0.0)
+        made = production.decide(WantedElements(0, 4), 0.0)
         assert isinstance(made, Make)
         production.add_block(made.cursor, 2, 1, None)
-        assert production.step(WantedElements(2, 4), 0.0, begins=False) == Wait()
+        assert production.decide(WantedElements(2, 4), 0.0, begins=False) == Wait()
         production.is_paused = True
-        assert production.step(WantedElements(2, 4), 0.0) == Wait()
-        assert isinstance(production.step(WantedElements(1, 4), 0.0, begins=False), Serve)
+        assert production.decide(WantedElements(2, 4), 0.0) == Wait()
+        assert isinstance(production.decide(WantedElements(1, 4), 0.0, begins=False), Serve)
         production.is_paused = False
-        assert isinstance(production.step(WantedElements(2, 4), 0.0), Make)
+        assert isinstance(production.decide(WantedElements(2, 4), 0.0), Make)
 
 
 class TestKeptBlocks:
@@ -193,44 +193,44 @@ class TestProduction:
     def make(
         self, production: Production, want: WantedElements, count: int, now: float = 0.0
     ) -> Block:
-        step = production.step(want, now, 1 << 30)
-        assert isinstance(step, Make)
-        assert step.most >= count
-        return production.add_block(step.cursor, count, count, "item")[0]
+        action = production.decide(want, now, 1 << 30)
+        assert isinstance(action, Make)
+        assert action.most >= count
+        return production.add_block(action.cursor, count, count, "item")[0]
 
     def test_makes_one_after_the_other_and_serves_again_what_is_kept(self):
         production = Production(random=False)
         assert self.make(production, WantedElements(0, 10), 4).stop == 4
         assert self.make(production, WantedElements(4, 10), 6).stop == 10
-        step = production.step(WantedElements(2, 10), 0.0)
-        assert isinstance(step, Serve)
-        assert (step.block.start, step.block.stop) == (0, 4)
+        action = production.decide(WantedElements(2, 10), 0.0)
+        assert isinstance(action, Serve)
+        assert (action.block.start, action.block.stop) == (0, 4)
         assert len(production.cursors) == 1
 
     def test_what_lies_before_the_wanted_is_made_first(self):
         production = Production(random=False)
-        step = production.step(WantedElements(100, 110), 0.0)
-        assert isinstance(step, Make)
-        assert (step.cursor.at, step.cursor.state, step.most) == (0, None, 110)
+        action = production.decide(WantedElements(100, 110), 0.0)
+        assert isinstance(action, Make)
+        assert (action.cursor.at, action.cursor.state, action.most) == (0, None, 110)
 
     def test_other_fetches_wait_for_the_cursor_that_makes_the_element(self):
         production = Production(random=False)
-        making = production.step(WantedElements(0, 10), 0.0)
+        making = production.decide(WantedElements(0, 10), 0.0)
         assert isinstance(making, Make)
-        assert production.step(WantedElements(5, 10), 0.0) == Wait()
+        assert production.decide(WantedElements(5, 10), 0.0) == Wait()
         production.add_block(making.cursor, 10, 10, "item")
-        assert isinstance(production.step(WantedElements(5, 10), 0.0), Serve)
+        assert isinstance(production.decide(WantedElements(5, 10), 0.0), Serve)
 
     def test_goes_back_to_the_best_mark_and_keeps_the_other_cursor(self):
         production = Production(random=False)
         self.make(production, WantedElements(0, 100), 100)
         production.marks.add(DecodedMark(40, "forty"))
         production.blocks.drop(0)
-        step = production.step(WantedElements(50, 60), 0.0)
-        assert isinstance(step, Make)
-        assert (step.cursor.at, step.cursor.state, step.most) == (40, "forty", 20)
+        action = production.decide(WantedElements(50, 60), 0.0)
+        assert isinstance(action, Make)
+        assert (action.cursor.at, action.cursor.state, action.most) == (40, "forty", 20)
         assert [cursor.at for cursor in production.cursors] == [100, 40]
-        ahead = production.step(WantedElements(100, 110), 0.0)
+        ahead = production.decide(WantedElements(100, 110), 0.0)
         assert isinstance(ahead, Make)
         assert ahead.cursor.at == 100
 
@@ -238,19 +238,19 @@ class TestProduction:
         production = Production(random=False)
         self.make(production, WantedElements(0, 10), 10)
         production.marks.add(DecodedMark(500, "far"))
-        step = production.step(WantedElements(505, 510), 0.0)
-        assert isinstance(step, Make)
-        assert step.cursor.state == "far"
+        action = production.decide(WantedElements(505, 510), 0.0)
+        assert isinstance(action, Make)
+        assert action.cursor.state == "far"
 
     def test_random_access_begins_anywhere_and_ends_where_it_is_kept(self):
         production = Production(random=True, kept=True)
         self.make(production, WantedElements(64, 128), 64)
         assert production.cursors == []
-        step = production.step(WantedElements(10, 128), 0.0)
-        assert isinstance(step, Make)
-        assert (step.cursor.at, step.cursor.state, step.cursor.stop) == (10, 10, 64)
-        assert production.step(WantedElements(12, 64), 0.0) == Wait()
-        assert isinstance(production.step(WantedElements(200, 300), 0.0), Make)
+        action = production.decide(WantedElements(10, 128), 0.0)
+        assert isinstance(action, Make)
+        assert (action.cursor.at, action.cursor.state, action.cursor.stop) == (10, 10, 64)
+        assert production.decide(WantedElements(12, 64), 0.0) == Wait()
+        assert isinstance(production.decide(WantedElements(200, 300), 0.0), Make)
 
     def test_few_cursors_wait_for_other_cursors(self):
         production = Production(random=True, kept=True)
@@ -264,22 +264,22 @@ class TestProduction:
 
     def test_a_busy_cursor_is_let_go_when_it_is_idle(self):
         production = Production(random=False)
-        step = production.step(WantedElements(0, 10), 0.0)
-        assert isinstance(step, Make)
+        action = production.decide(WantedElements(0, 10), 0.0)
+        assert isinstance(action, Make)
         assert production.take_retired(include_idle=True) == []
-        production.add_block(step.cursor, 3, 3, "item")
-        assert production.take_retired(include_idle=True) == [step.cursor]
+        production.add_block(action.cursor, 3, 3, "item")
+        assert production.take_retired(include_idle=True) == [action.cursor]
 
     def test_the_end_is_found_once(self):
         production = Production(random=False)
         self.make(production, WantedElements(0, 10), 7)
-        step = production.step(WantedElements(7, 10), 0.0)
-        assert isinstance(step, Make)
-        production.record_end(step.cursor)
+        action = production.decide(WantedElements(7, 10), 0.0)
+        assert isinstance(action, Make)
+        production.record_end(action.cursor)
         assert production.length == 7
-        assert production.step(WantedElements(7, 10), 0.0) == End()
-        assert production.step(WantedElements(90, 99), 0.0) == End()
-        assert isinstance(production.step(WantedElements(6, 10), 0.0), Serve)
+        assert production.decide(WantedElements(7, 10), 0.0) == End()
+        assert production.decide(WantedElements(90, 99), 0.0) == End()
+        assert isinstance(production.decide(WantedElements(6, 10), 0.0), Serve)
 
     def test_a_tail_of_what_all_consumers_have_is_kept(self):
         production = Production(random=False)
@@ -291,22 +291,22 @@ class TestProduction:
 
     def test_consumers_wait_for_each_other_when_much_is_kept(self):
         production = Production(random=False, kept=True, pace=ConsumerPace(2))
-        step = production.step(WantedElements(0, 100, consumer=0), 0.0, 50)
-        assert isinstance(step, Make)
-        production.add_block(step.cursor, 10, 60, "item")
+        action = production.decide(WantedElements(0, 100, consumer=0), 0.0, 50)
+        assert isinstance(action, Make)
+        production.add_block(action.cursor, 10, 60, "item")
         ahead = WantedElements(10, 100, consumer=0)
-        assert production.step(ahead, 1.0, 50) == Wait()
-        assert isinstance(production.step(WantedElements(1, 100, consumer=1), 2.0, 50), Serve)
-        assert production.step(ahead, 3.0, 50) == Wait()
-        assert production.step(WantedElements(11, 100, consumer=1), 3.5, 50) == Wait()
-        assert isinstance(production.step(ahead, 4.0, 50), Make)
+        assert production.decide(ahead, 1.0, 50) == Wait()
+        assert isinstance(production.decide(WantedElements(1, 100, consumer=1), 2.0, 50), Serve)
+        assert production.decide(ahead, 3.0, 50) == Wait()
+        assert production.decide(WantedElements(11, 100, consumer=1), 3.5, 50) == Wait()
+        assert isinstance(production.decide(ahead, 4.0, 50), Make)
 
     def test_consumers_do_not_wait_for_a_consumer_that_never_comes(self):
         production = Production(random=False, kept=True, pace=ConsumerPace(2))
         production.blocks.add(block(0, 10, 60))
         ahead = WantedElements(10, 100, consumer=0)
-        assert production.step(ahead, 10.0, 50) == Wait()
-        assert isinstance(production.step(ahead, 11.0 + timing.PACE, 50), Make)
+        assert production.decide(ahead, 10.0, 50) == Wait()
+        assert isinstance(production.decide(ahead, 11.0 + timing.PACE, 50), Make)
         assert production.pace is not None
         assert production.pace.floor == 10
 
@@ -327,8 +327,8 @@ def ask(production: Production, rng: random.Random, start: int, stop: int, lengt
     """Drives a production through one fetch; an element is its ordinal."""
     at = start
     while at < stop:
-        step = production.step(WantedElements(at, stop), 0.0)
-        match step:
+        action = production.decide(WantedElements(at, stop), 0.0)
+        match action:
             case Serve(found):
                 offset = at - found.first
                 assert found.item[offset] == at

@@ -21,8 +21,8 @@ from penstock.distribute.input.balancing import Balance
 from penstock.distribute.input.portions import (
     EvenPortions,
     PortionsStream,
-    Position,
     SizedPortions,
+    StepPlace,
     WholePortions,
 )
 from penstock.distribute.replicas import Replicas
@@ -167,25 +167,25 @@ class DeliveryPlan:
         return self.options.last_batch != "pad" and self.balance is None
 
     def open_portions(
-        self, rule: str, portion: Any, source: Stream, position: Position
+        self, rule: str, portion: Any, source: Stream, start: StepPlace
     ) -> PortionsStream:
         """Opens the stream that cuts the elements of `source` into portions with that spec."""
         replicas, blank = self.replicas, partial(portion_rules.blank_leaves, portion)
         if rule == "whole":
             each = self.replicas_per_input
-            return WholePortions(source, replicas=each, blank=blank, position=position)
+            return WholePortions(source, replicas=each, blank=blank, start=start)
         if rule == "stream":
             cycle = self._stream_sizes()
-            return SizedPortions(source, cycle=cycle, blank=blank, position=position)
+            return SizedPortions(source, cycle=cycle, blank=blank, start=start)
         if self._fill() is None and replicas.total == 1:
-            return WholePortions(source, replicas=1, blank=blank, position=position)
+            return WholePortions(source, replicas=1, blank=blank, start=start)
         return EvenPortions(
             source,
             total=replicas.total,
             turns=self._batch_turns(),
             fill=self._fill(),
             balance=self.balance,
-            position=position,
+            start=start,
         )
 
     def _stream_sizes(self) -> tuple[tuple[int, ...], ...]:

@@ -26,7 +26,7 @@ from penstock.delivery.delivery_stream import DELIVERY, DeliveryStream, run_ahea
 from penstock.delivery.row_numbers import ROW_NUMBERS, deliver_by_row_numbers
 from penstock.distribute import replica_context
 from penstock.distribute.input.delivery_plan import DeliveryPlan
-from penstock.distribute.input.portions import Position
+from penstock.distribute.input.portions import StepPlace
 from penstock.distribute.replicas import Replicas
 from penstock.element.chunk import Chunk
 from penstock.element.columns import Column
@@ -349,7 +349,7 @@ class DistributedIterator(PublicNames):
 
 _CALL = "DistributedIterator.load_state_dict"
 _FIELDS = {"at", "row", "more", "step", "told", "odd"}
-"""The keys of a saved `StepStream`; `told` holds `Position.failures`, `odd` `is_surprised`."""
+"""The keys of a saved `StepStream`; `told` holds `StepPlace.failures`, `odd` `is_surprised`."""
 
 _COUNT = "count"
 """Another key, if the elements come in the order of the local dataset: how many elements of the
@@ -445,14 +445,14 @@ class StepIterator(Iterator):
 
     def _streams(self, context: Context) -> Stream:
         saved, skipped = _split_place(self._at)
-        position = Position.restore(saved)
+        start = StepPlace.restore(saved)
         plan, portion, self._delivery = self._choose_delivery()
         self._metered = plan
-        source = open_plan(plan, position.at, context)
+        source = open_plan(plan, start.at, context)
         is_counted = self._local_structure is not None and (not saved or _COUNT in saved)
         if is_counted:
             source = CountedInput(source, saved.get(_COUNT, 0))
-        portions = self._delivery_plan.open_portions(self._rule, portion, source, position)
+        portions = self._delivery_plan.open_portions(self._rule, portion, source, start)
         stream = self._delivered = StepStream(
             portions,
             self._delivery,

@@ -5,7 +5,7 @@ leaves of replica 1's, and so on for all replicas of this process. `present` is 
 portions with data; the other portions are blank, because the data ended inside the step. Portions
 are views, cut for many steps at once if all of them have the same shape.
 
-A state holds the position in the *input*, so that it fits another number of replicas.
+A state holds the place in the *input*, so that it fits another number of replicas.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from penstock.errors import UnbatchedError
 
 
 @dataclass(frozen=True)
-class Position:
+class StepPlace:
     """Where a stream of steps is: `more` rows after row `row` of the input's next element.
 
     `step` is the number of steps before it, `failures` the number of failures after it that the
@@ -44,8 +44,8 @@ class Position:
     failures: int = 0
 
     @classmethod
-    def restore(cls, saved: Mapping[str, Any]) -> Position:
-        """The position in what `PortionsStream.save` returned; the start if that is empty."""
+    def restore(cls, saved: Mapping[str, Any]) -> StepPlace:
+        """The place in what `PortionsStream.save` returned; the start if that is empty."""
         fields = {"at": "at", "row": "row", "more": "more", "step": "step", "told": "failures"}
         return cls(**{fields[name]: saved[name] for name in saved if name in fields})
 
@@ -73,11 +73,11 @@ class PartialStep:
 class PortionsStream(FedStream):
     """What all rules do: reads elements from the input, and saves states of the input."""
 
-    def __init__(self, source: Stream, replicas: int, position: Position) -> None:
+    def __init__(self, source: Stream, replicas: int, start: StepPlace) -> None:
         super().__init__(source)
         self._replicas = replicas
-        self._step = position.step
-        self._known_failures = position.failures
+        self._step = start.step
+        self._known_failures = start.failures
         self._held: PartialStep | None = None
 
     def save(self) -> State:
@@ -140,9 +140,9 @@ class WholePortions(PortionsStream):
     """Each replica takes a whole element in turn."""
 
     def __init__(
-        self, source: Stream, replicas: int, blank: Callable[[], list[Any]], position: Position
+        self, source: Stream, replicas: int, blank: Callable[[], list[Any]], start: StepPlace
     ) -> None:
-        super().__init__(source, replicas, position)
+        super().__init__(source, replicas, start)
         self._blank = blank
 
     def pull(self, limit: int) -> Chunk:
@@ -171,14 +171,14 @@ class EvenPortions(PortionsStream):
         turns: tuple[tuple[int, ...], ...],
         fill: Fill | None,
         balance: Balance | None,
-        position: Position,
+        start: StepPlace,
     ) -> None:
-        super().__init__(source, len(turns[0]), position)
+        super().__init__(source, len(turns[0]), start)
         self._total = total
         self._turns = turns
         self._fill = fill
         self._balance = balance
-        self._skip = position.row
+        self._skip = start.row
         self._waiting: Chunk | None = None
 
     def pull(self, limit: int) -> Chunk:
@@ -250,11 +250,11 @@ class SizedPortions(PortionsStream):
         source: Stream,
         cycle: tuple[tuple[int, ...], ...],
         blank: Callable[[], list[Any]],
-        position: Position,
+        start: StepPlace,
     ) -> None:
-        rows = UnbatchStream("batch", source, position.row)
-        discard(rows, position.more)
-        super().__init__(rows, len(cycle[0]), position)
+        rows = UnbatchStream("batch", source, start.row)
+        discard(rows, start.more)
+        super().__init__(rows, len(cycle[0]), start)
         self._cycle = cycle
         self._blank = blank
         self._over = False

@@ -213,8 +213,8 @@ class _Opener:
         registered = self._session.register(
             self._plan(), self._spec, again=False, refer=self._arrays.refer
         )
-        if self._arrays.shares and self._uploads is None and not self._session.local:
-            self._uploads = ArrayUploads(self._session.call, self._arrays.shares)
+        if self._arrays.offers and self._uploads is None and not self._session.local:
+            self._uploads = ArrayUploads(self._session.call, self._arrays.offers)
         return self._session.dataset(registered)
 
     def _plan(self) -> Node:

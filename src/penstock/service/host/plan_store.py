@@ -30,7 +30,7 @@ import msgspec
 import numpy as np
 
 from penstock.engine.formats.files import translate_errors
-from penstock.engine.processes.array_shares import ArrayShare
+from penstock.engine.processes.array_offers import ArrayOffer
 from penstock.engine.processes.shared_arrays import OpenArrays
 from penstock.errors import (
     DataLossError,
@@ -676,12 +676,12 @@ class ArrayUploads:
     """
 
     def __init__(
-        self, call: Call, shares: Sequence[ArrayShare], runtime: Runtime = MACHINE
+        self, call: Call, offers: Sequence[ArrayOffer], runtime: Runtime = MACHINE
     ) -> None:
-        self._call, self._shares = call, shares
+        self._call, self._offers = call, offers
         self._closed = False  # Set by `close` in any thread; a stale value costs one more round.
         self._woken = runtime.event()
-        if shares:
+        if offers:
             runtime.start(self._run, "penstock-uploads")
 
     def hurry(self) -> None:
@@ -696,35 +696,35 @@ class ArrayUploads:
     def _run(self) -> None:
         pause = timing.ARRAY_PAUSE
         while not self._closed:
-            sent = [self._send_wanted(share) for share in self._shares]
+            sent = [self._send_wanted(offer) for offer in self._offers]
             pause = timing.ARRAY_PAUSE if any(sent) else min(2 * pause, timing.ARRAY_QUESTION)
             if self._woken.wait(pause):
                 pause = timing.ARRAY_PAUSE
                 self._woken.clear()
 
-    def _send_wanted(self, share: ArrayShare) -> bool:
+    def _send_wanted(self, offer: ArrayOffer) -> bool:
         """Sends the parts of one array that workers want; returns whether there were any."""
         sent = False
         # The dispatcher may be gone, or restarted without the dataset: `_run` asks again later.
         with contextlib.suppress(OpError):
-            for _ in _send_parts(self._call, share):
+            for _ in _send_parts(self._call, offer):
                 sent = True
                 if self._closed:
                     break
         return sent
 
 
-def send_everything(call: Call, share: ArrayShare) -> None:
+def send_everything(call: Call, offer: ArrayOffer) -> None:
     """Sends the dispatcher all parts of an array that it does not have."""
-    for _ in _send_parts(call, share, everything=True):
+    for _ in _send_parts(call, offer, everything=True):
         pass
 
 
-def _send_parts(call: Call, share: ArrayShare, everything: bool = False) -> Iterator[int]:
+def _send_parts(call: Call, offer: ArrayOffer, everything: bool = False) -> Iterator[int]:
     """Sends parts as long as workers want any; yields the offset of each."""
-    request = PutArray(share.reference.name, share.reference.nbytes, everything=everything)
+    request = PutArray(offer.reference.name, offer.reference.nbytes, everything=everything)
     while (wanted := _find_wanted(call, request)) >= 0:
-        part = bytes(share.read(wanted, min(wanted + PART, request.total)))
+        part = bytes(offer.read(wanted, min(wanted + PART, request.total)))
         request = msgspec.structs.replace(request, offset=wanted, data=part)
         yield wanted
 

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 from penstock.element.columns import Array
 from penstock.engine.endings import Ending
 from penstock.engine.mapped_files import refer_to_file
-from penstock.engine.processes.array_shares import ArrayShares
+from penstock.engine.processes.array_offers import ArrayOffers
 from penstock.engine.processes.chunk_memory import can_share, host_id
 from penstock.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError, OpError
 from penstock.plan import nodes
@@ -308,7 +308,7 @@ class SharedService:
 
     def __init__(self, service: Service) -> None:
         self.service = service
-        self.arrays = ArrayShares()
+        self.arrays = ArrayOffers()
         self.users = 0  #: guarded by _LOCK
         self.closed = False  #: guarded by _LOCK
 
@@ -395,15 +395,15 @@ def register(
     `lasting`: the user has the id, so the dispatcher must keep the dataset.
     """
     dispatcher = _find_session(service)
-    shares = ArrayShares()
-    user = shares.add_user(by_content=True)
+    offers = ArrayOffers()
+    user = offers.add_user(by_content=True)
     try:
         registered = dispatcher.register(plan, spec, dataset_id, lasting=lasting, refer=user.refer)
-        for share in user.shares:
-            send_everything(dispatcher.call, share)
+        for offer in user.offers:
+            send_everything(dispatcher.call, offer)
     finally:
         user.close()
-        shares.close()
+        offers.close()
     REGISTERED_SEEDS[dispatcher.address, registered] = seeds_of(plan)
     return registered
 

@@ -41,6 +41,7 @@ from penstock.service.host.runtime import Runtime
 from penstock.service.host.telemetry import FailureLog, OpenedMeters, add_work
 from penstock.service.logic.worker import (
     TAIL,
+    Action,
     Block,
     BlockBudget,
     ConsumerPace,
@@ -50,7 +51,6 @@ from penstock.service.logic.worker import (
     Make,
     Production,
     Serve,
-    Step,
     Wait,
     WantedElements,
 )
@@ -413,13 +413,13 @@ class WorkerStream:
             if computed is not None and computed.start <= want.at < computed.stop:
                 return computed
 
-    def _decide(self, want: WantedElements, begins: bool) -> Step:
+    def _decide(self, want: WantedElements, begins: bool) -> Action:
         if self._closed:
             raise WorkerStopsError
         self.moved_bytes = 0
         self._pool.trim(self)
         allowance = 0 if self.production.pace is None else self._pool.allowance()
-        return self.production.step(want, self._pool.runtime.now(), allowance, begins)
+        return self.production.decide(want, self._pool.runtime.now(), allowance, begins)
 
     def has_block(self, ordinal: int) -> bool:
         """Whether element `ordinal` is there."""

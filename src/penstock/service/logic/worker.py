@@ -1,7 +1,7 @@
 """The worker: which elements it computes next and which it keeps, and how it treats crashes.
 
 Several connections fetch elements of one stream, each in its own order and at its own pace.
-`Production.step` decides the next action for one of them. Fetching twice is harmless: an element
+`Production.decide` decides the next action for one of them. Fetching twice is harmless: an element
 that was dropped is computed again, so dropping costs time and never an element.
 """
 
@@ -313,7 +313,7 @@ class End:
     """The stream ends before this element."""
 
 
-Step = Serve | Make | Wait | End
+Action = Serve | Make | Wait | End
 
 
 @dataclass
@@ -342,9 +342,9 @@ class Production:
     is_paused: bool = False
     """Whether no element may be begun."""
 
-    def step(
+    def decide(
         self, want: WantedElements, now: float, allowance: int = 0, begins: bool = True
-    ) -> Step:
+    ) -> Action:
         """Decides what to do for a fetch; slow consumers let `allowance` bytes be kept.
 
         `begins`: an element may be begun for it.

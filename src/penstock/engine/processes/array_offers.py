@@ -1,8 +1,8 @@
-"""Array shares: the arrays of this process that other processes of the machine read.
+"""Array offers: the arrays of this process that other processes of the machine read.
 
 This process is the holder of these arrays (`array_holder`): it copies a block into shared memory
 when a process needs it. A dataset holds the caller's arrays, which the caller may change, so an
-array is compared with what was copied before its share is used for another iteration.
+array is compared with what was copied before its offer is used for another iteration.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _SPAN_BLOCKS = (4 << 20) // BLOCK
 """Blocks that are compared at once."""
 
 
-class ArrayShare:
+class ArrayOffer:
     """One array, its reference, and its memory, which is filled as processes need it."""
 
     def __init__(self, array: Array, name: str = "") -> None:
@@ -45,7 +45,7 @@ class ArrayShare:
         with contextlib.suppress(OSError):
             self._holder = ArrayHolder(name, ArrayMemory(self.reference.nbytes), self.read)
         self.users = 0
-        """Streams that use it; guarded by the lock of `ArrayShares`."""
+        """Streams that use it; guarded by the lock of `ArrayOffers`."""
 
     def read(self, start: int, stop: int) -> Any:
         return self._bytes[start:stop].data
@@ -103,75 +103,75 @@ def name_by_content(array: Array) -> str:
     return hashlib.sha256(b"".join(digests)).hexdigest()
 
 
-class ArrayShares:
-    """The shares of one dataset, which its iterations use one after the other or together."""
+class ArrayOffers:
+    """The offers of one dataset, which its iterations use one after the other or together."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._current: dict[Any, ArrayShare] = {}  #: guarded by _lock
-        """The latest share of each array, by where the array is."""
+        self._current: dict[Any, ArrayOffer] = {}  #: guarded by _lock
+        """The latest offer of each array, by where the array is."""
 
     def __bool__(self) -> bool:
         return bool(self._current)
 
-    def add_user(self, by_content: bool = False) -> ShareUser:
+    def add_user(self, by_content: bool = False) -> OfferUser:
         """Returns the user for one stream.
 
         `by_content`: equal arrays of other processes must have the same name.
         """
-        return ShareUser(partial(self._borrow, by_content), self._give_back)
+        return OfferUser(partial(self._borrow, by_content), self._give_back)
 
-    def _borrow(self, by_content: bool, array: Array) -> ArrayShare:
+    def _borrow(self, by_content: bool, array: Array) -> ArrayOffer:
         place = (array.ctypes.data, array.shape, array.strides, array.dtype)
         name = name_by_content(array) if by_content else ""
         with self._lock:
-            share = self._current.get(place)
-            if share is not None:
-                same = share.reference.name == name if by_content else share.is_current()
-                if not same and not share.users:
-                    share.close()
-                share = share if same else None
-            if share is None:
-                share = self._current[place] = ArrayShare(array, name)
-            share.users += 1
-            return share
+            offer = self._current.get(place)
+            if offer is not None:
+                same = offer.reference.name == name if by_content else offer.is_current()
+                if not same and not offer.users:
+                    offer.close()
+                offer = offer if same else None
+            if offer is None:
+                offer = self._current[place] = ArrayOffer(array, name)
+            offer.users += 1
+            return offer
 
-    def _give_back(self, shares: list[ArrayShare]) -> None:
+    def _give_back(self, offers: list[ArrayOffer]) -> None:
         with self._lock:
-            for share in shares:
-                share.users -= 1
-                if not share.users and share not in self._current.values():
-                    share.close()
+            for offer in offers:
+                offer.users -= 1
+                if not offer.users and offer not in self._current.values():
+                    offer.close()
 
     def close(self) -> None:
-        """Frees the memory; to be called when no stream uses a share."""
+        """Frees the memory; to be called when no stream uses an offer."""
         with self._lock:
-            for share in self._current.values():
-                share.close()
+            for offer in self._current.values():
+                offer.close()
             self._current.clear()
 
 
-class ShareUser:
-    """The shares that one stream uses, until it is closed."""
+class OfferUser:
+    """The offers that one stream uses, until it is closed."""
 
     def __init__(
         self,
-        borrow: Callable[[Array], ArrayShare],
-        give_back: Callable[[list[ArrayShare]], None],
+        borrow: Callable[[Array], ArrayOffer],
+        give_back: Callable[[list[ArrayOffer]], None],
     ) -> None:
         self._borrow, self._give_back = borrow, give_back
-        self.shares: list[ArrayShare] = []
+        self.offers: list[ArrayOffer] = []
 
     def refer(self, array: Array) -> ArrayReference | None:
         """The reference to an array; None where memory cannot be shared."""
         found = refer_to_file(array) or refer_to_shared(array)
         if found is not None or not can_share():
             return found
-        share = self._borrow(array)
-        self.shares.append(share)
-        return replace(share.reference, writeable=array.flags.writeable)
+        offer = self._borrow(array)
+        self.offers.append(offer)
+        return replace(offer.reference, writeable=array.flags.writeable)
 
     def close(self) -> None:
         """May be repeated."""
-        shares, self.shares = self.shares, []
-        self._give_back(shares)
+        offers, self.offers = self.offers, []
+        self._give_back(offers)
