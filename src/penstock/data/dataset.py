@@ -1990,7 +1990,7 @@ class Dataset(PublicNames, metaclass=_DatasetClass):
         An element is x, (x, y) or (x, y, sample_weight), where each may be a structure. An epoch is
         one pass, shuffled as the dataset says. Where `cardinality` is unknown, so is the total of
         the progress bar, and Keras may warn at the end of an epoch that the input ran out. Weights
-        of classes belong into the elements: Keras ignores `class_weight` here.
+        of classes belong in the elements: Keras ignores `class_weight` here.
 
         A callback saves the position: `state_dict(batch)` in its `on_train_batch_end`. After
         `load_state_dict`, the first epoch of `fit` is the rest of the saved epoch.

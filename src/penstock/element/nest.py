@@ -180,7 +180,7 @@ _EXIT_SECONDS = 2.0
 
 
 def _guard(call: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns `call` for the calling thread; every other thread that calls it blocks for ever."""
+    """Returns `call` for the calling thread; every other thread that calls it blocks forever."""
     return partial(_enter_alone, threading.get_ident(), call)
 
 
