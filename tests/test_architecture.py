@@ -290,6 +290,39 @@ def test_the_logic_of_the_service_is_pure() -> None:
     assert {name for name in outside if name.split(".")[0] not in PURE_MODULES} == set()
 
 
+NO_CLOCK = "nothing here owns a thread or reads a clock."
+
+
+@pytest.mark.parametrize(
+    ("plate", "claim", "name", "importers", "allowed"),
+    [
+        ("element.nest", "No other module may import optree.", "optree", "", {"element.nest"}),
+        (
+            "engine.meters",
+            "no stream imports this",
+            "penstock.engine.meters",
+            "engine.streams",
+            set(),
+        ),
+        ("engine.formats", "nothing here uses plans.", "penstock.plan", "engine.formats", set()),
+        ("engine.tuning", NO_CLOCK, "threading", "engine.tuning", set()),
+        ("engine.tuning", NO_CLOCK, "time", "engine.tuning", set()),
+    ],
+)
+def test_a_door_plate_about_imports_is_true(
+    plate: str, claim: str, name: str, importers: str, allowed: set[str]
+) -> None:
+    assert claim in " ".join((ast.get_docstring(TREES[plate]) or "").split())
+    found = {
+        module
+        for module, tree in TREES.items()
+        if module.startswith(importers)
+        for node in ast.walk(tree)
+        if any(f"{each}.".startswith(f"{name}.") for each in imported(node))
+    }
+    assert found == allowed
+
+
 def test_no_two_files_of_the_service_share_a_name() -> None:
     names = [module.split(".")[-1] for module in TREES if module.startswith("service.")]
     assert {name for name in names if names.count(name) > 1} == set()
