@@ -102,8 +102,8 @@ DIFFERENT = {
             ("image", "as `decode_jpeg` and `decode_png`"),
         )
     },
-    "strings.regex_replace": "patterns of `re`; `[:punct:]`, `\\p{L}` and others are known",
-    "strings.regex_full_match": "patterns of `re`; `[:punct:]`, `\\p{L}` and others are known",
+    "strings.regex_replace": "patterns of RE2, without `(?U)` and `\\C`",
+    "strings.regex_full_match": "patterns of RE2, without `(?U)` and `\\C`",
     "sparse.to_dense": "takes ragged rows and arrays as well",
     "train.Checkpoint": _FILES,
     "train.CheckpointManager": _FILES,

@@ -10,6 +10,7 @@ import functools
 import re
 import sys
 import unicodedata
+from collections.abc import Iterator
 
 from penstock.errors import InvalidArgumentError
 
@@ -31,28 +32,33 @@ class Regex:
             return text
         if self._bytes is not None and text.isascii() and not self._may_be_empty:
             return self._bytes.sub(template, text, count)
-        new = _decode(template)
-        replace = _NotBehindAMatch(new) if self._may_be_empty else new
-        made = self._characters.sub(replace, _decode(text), count)
+        new, characters = _decode(template), _decode(text)
+        if self._may_be_empty and not count:
+            made = "".join(self._replace_empty(characters, new))
+        else:
+            made = self._characters.sub(new, characters, count)
         return made.encode(errors="surrogateescape")
+
+    def _replace_empty(self, text: str, template: str) -> Iterator[str]:
+        """RE2 moves on by a character from an empty match that is directly behind another one."""
+        place, last_end = 0, -1
+        while found := self._characters.search(text, place):
+            yield text[place : found.start()]
+            if found.end() == last_end:
+                yield text[last_end : last_end + 1]
+                place = last_end + 1
+                if place > len(text):
+                    return
+            else:
+                yield found.expand(template)
+                place = last_end = found.end()
+        yield text[place:]
 
     def matches(self, text: bytes) -> bool:
         """Whether the whole string matches."""
         if self._bytes is not None and text.isascii():
             return self._bytes.fullmatch(text) is not None
         return self._characters.fullmatch(_decode(text)) is not None
-
-
-class _NotBehindAMatch:
-    """A replacement that leaves out an empty match directly behind another match, as RE2 does."""
-
-    def __init__(self, template: str) -> None:
-        self._template, self._end = template, 0
-
-    def __call__(self, found: re.Match[str]) -> str:
-        is_behind = found.start() == found.end() == self._end > 0
-        self._end = found.end()
-        return "" if is_behind else found.expand(self._template)
 
 
 @functools.lru_cache(maxsize=128)
@@ -89,14 +95,139 @@ def _template(rewrite: bytes) -> tuple[bytes, int, bool]:
 
 
 def _of_re2(pattern: str) -> str:
-    """A pattern with the classes that only RE2 has written as `re` knows them."""
-    pattern = _QUOTED.sub(lambda found: re.escape(found[1]), pattern)
-    for name, letters in _CLASSES.items():
-        pattern = pattern.replace(f"[[:^{name}:]]", f"[^{letters}]")
-        pattern = pattern.replace(f"[:{name}:]", letters)
-    if _CATEGORY.search(pattern.encode(errors="surrogateescape")):
-        pattern = _write_categories(pattern)
-    return pattern.replace(r"\z", r"\Z")
+    """A pattern of RE2 as `re` knows it; what only `re` has is refused, as RE2 refuses it."""
+    translation = _Translation()
+    for found in _TOKEN.finditer(pattern):
+        translation.add(found.lastgroup or "plain", found)
+    text = translation.text()
+    if _CATEGORY.search(text.encode(errors="surrogateescape")):
+        text = _write_categories(text)
+    return text
+
+
+class _Translation:
+    """The parts of a pattern that were read so far, and the groups that are open in it."""
+
+    def __init__(self) -> None:
+        self._parts: list[str] = []
+        self._flags: list[list[str]] = [[]]  # Of each open group: the flags that are set in it.
+        self._are_lines: list[bool] = [False]  # Of each open group: whether lines end at a $.
+        self._is_repeated = False
+
+    def add(self, kind: str, found: re.Match[str]) -> None:
+        """Translates one part of the pattern by the method that has its name."""
+        was_repeated, self._is_repeated = self._is_repeated, kind == "repeat"
+        if kind == "repeat":
+            _check_repeat(found[0], was_repeated)
+        self._parts.append(getattr(self, f"_{kind}")(found))
+
+    def text(self) -> str:
+        """The translated pattern."""
+        return "".join(self._parts) + ")" * len(self._flags[0])
+
+    def _plain(self, found: re.Match[str]) -> str:
+        return r"\{" if found[0] == "{" else found[0]
+
+    _repeat = _category = _plain
+
+    def _quoted(self, found: re.Match[str]) -> str:
+        return re.escape(found["quoted"])
+
+    def _code(self, found: re.Match[str]) -> str:
+        return re.escape(_character(found["code"]))
+
+    def _escape(self, found: re.Match[str]) -> str:
+        return _escape_of(found["escape"]) or {"s": _SPACES, "S": _NO_SPACES}[found["escape"]]
+
+    def _set(self, found: re.Match[str]) -> str:
+        return _set_of(found["set"])
+
+    def _end(self, found: re.Match[str]) -> str:
+        return "$" if self._are_lines[-1] else r"\Z"
+
+    def _ending(self, found: re.Match[str]) -> str:
+        names, ending = found["flag"], found["ending"]
+        if set(names) - set("ims-"):
+            raise re.error(f"unknown flags {names!r}")
+        opening = f"(?{names}:"
+        if ending == ":":
+            self._enter()
+        elif names:
+            self._flags[-1].append(opening)
+        if "m" in names:
+            self._are_lines[-1] = "m" in names.partition("-")[0]
+        return opening if names or ending == ":" else ""
+
+    def _open(self, found: re.Match[str]) -> str:
+        if found["open"] == "(?":
+            raise re.error("RE2 does not look around, and knows no comments and no conditions")
+        self._enter()
+        return found["open"]
+
+    def _enter(self) -> None:
+        self._flags.append([])
+        self._are_lines.append(self._are_lines[-1])
+
+    def _close(self, found: re.Match[str]) -> str:
+        if len(self._flags) == 1:
+            raise re.error("a ) without its (")
+        self._are_lines.pop()
+        return ")" * (len(self._flags.pop()) + 1)
+
+    def _branch(self, found: re.Match[str]) -> str:
+        flags = self._flags[-1]
+        return ")" * len(flags) + "|" + "".join(flags)
+
+
+def _check_repeat(text: str, was_repeated: bool) -> None:
+    if was_repeated:
+        raise re.error(f"the repetition {text!r} follows another one")
+    if any(int(number) > 1000 for number in re.findall(r"\d+", text)):
+        raise re.error(f"the repetition {text!r} is greater than 1000")
+
+
+def _character(code: str) -> str:
+    if int(code, 16) > sys.maxunicode:
+        raise re.error(f"there is no character {code!r}")
+    return chr(int(code, 16))
+
+
+def _escape_of(text: str) -> str:
+    """What follows a backslash, as `re` has it; nothing for white space, which sets write alone."""
+    if text in ("s", "S"):
+        return ""
+    if text[0] in "01234567" and (len(text) > 1 or text == "0"):
+        return re.escape(chr(int(text, 8)))
+    if text.isascii() and text.isalnum() and text not in _ESCAPES:
+        raise re.error(f"the escape \\{text} is not known here")
+    return r"\Z" if text == "z" else "\\" + text
+
+
+def _set_of(text: str) -> str:
+    """A set of characters, with its classes written out."""
+    negated = re.fullmatch(r"\[\[:\^(\w+):\]\]", text)
+    if negated:
+        return f"[^{_class_of(negated[1])}]"
+    inner = _IN_SET.sub(_of_set, text[2:-1] if text[1] == "^" else text[1:-1])
+    return f"[^{inner}]" if text[1] == "^" else f"[{inner}]"
+
+
+def _of_set(found: re.Match[str]) -> str:
+    if found["name"]:
+        return _class_of(found["name"])
+    if found["hex"]:
+        return re.escape(_character(found["hex"]))
+    if found["escaped"]:
+        return _escape_of(found["escaped"]) or {"s": r"\t\n\f\r ", "S": r"\S\v"}[found["escaped"]]
+    if found["dashes"]:
+        return r"-\-"
+    return found[0] if found[0].startswith("\\") else "\\" + found[0]
+
+
+def _class_of(name: str) -> str:
+    if name not in _CLASSES:
+        raise re.error(f"unknown class of characters {name!r}")
+    return _CLASSES[name]
 
 
 _CLASSES = {
@@ -110,7 +241,30 @@ _CLASSES = {
     "word": "0-9A-Za-z_",
 }
 
-_QUOTED = re.compile(r"\\Q(.*?)(?:\\E|$)", re.DOTALL)
+_TOKEN = re.compile(
+    r"""
+    \\Q (?P<quoted>.*?) (?:\\E|\Z)
+    | (?P<category> \\[pP] (?: \{\^?\w+\} | \w ))
+    | \\x\{ (?P<code>[0-9A-Fa-f]+) \}
+    | \\ (?P<escape> 0[0-7]{0,2} | [1-7][0-7]{1,2} | . )
+    | (?P<set> \[ \^? \]? (?: \[:\^?\w+:\] | \\. | [^\]\\] )* \] )
+    | \(\? (?P<flag>[A-Za-z-]*) (?P<ending>[:)])
+    | (?P<open> \(\?P< | \(\? | \( )
+    | (?P<close> \) )
+    | (?P<branch> \| )
+    | (?P<end> \$ )
+    | (?P<repeat> (?: [*+?] | \{ \d+ (?:,\d*)? \} ) \?? )
+    | .
+    """,
+    re.DOTALL | re.VERBOSE,
+)
+_IN_SET = re.compile(
+    r"\[:(?P<name>\w+):\]|\\x\{(?P<hex>[0-9A-Fa-f]+)\}"
+    r"|\\[pP](?:\{\^?\w+\}|\w)|\\(?P<escaped>0[0-7]{0,2}|[1-7][0-7]{1,2}|.)|(?P<dashes>--)|[\[\]&~|]",
+    re.DOTALL,
+)
+_ESCAPES = frozenset("AbBdDwWafnrtvxz")
+_SPACES, _NO_SPACES = r"[\t\n\f\r ]", r"[^\t\n\f\r ]"
 _CATEGORY = re.compile(rb"\\[pP]")
 _PART = re.compile(r"\\([pP])(?:\{(\^?)(\w+)\}|(\w))|\\.|[\[\]]|[^\\\[\]]+", re.DOTALL)
 
