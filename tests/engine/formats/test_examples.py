@@ -16,6 +16,7 @@ from penstock.engine.formats.examples.feature_columns import read_columns
 from penstock.engine.formats.examples.parsing import wanted_of
 from penstock.engine.formats.examples.writing import encode_varints
 from penstock.errors import InvalidArgumentError, InvalidTypeError
+from tests.effort import times
 from tests.engine.formats import example_cases as cases
 
 CASES = pathlib.Path(__file__).parent / "cases"
@@ -306,6 +307,46 @@ def test_varints_keep_every_integer():
 def test_varints_of_any_number_and_width_are_those_of_one_after_another(count, bits):
     values = np.random.default_rng(bits).integers(0, 1 << bits, count)
     assert encode_varints(values) == b"".join(map(cases.varint, values.tolist()))
+
+
+NEARLY_NEGATIVE = [
+    (1 << 63) - 100,
+    -(1 << 62),
+    -(1 << 20),
+    -(1 << 13) - 1,
+    -(1 << 56) - 1,
+    ((1 << 63) - 1) ^ (1 << 30),
+    ~(1 << 21),
+    ~(1 << 60),
+]
+
+
+@pytest.mark.parametrize("seed", range(times(12)))
+def test_negative_integers_of_few_bits_among_others(seed):
+    draw = random.Random(seed)
+    limit = draw.choice([1, 100, 5000, 1 << 20])
+    rare = draw.choice([0, 0.001, 0.3])
+    numbers = [
+        draw.choice(NEARLY_NEGATIVE) if draw.random() < rare else draw.randrange(-limit, limit + 1)
+        for _ in range(draw.randrange(4_000, 12_000))
+    ]
+    data = encode_varints(np.array(numbers))
+    values, counts, wrong = decode_varints(data, [len(data)])
+    assert values.tolist() == numbers
+    assert (counts.tolist(), wrong.tolist()) == ([len(numbers)], [False])
+
+
+@pytest.mark.parametrize("last", [0, 2, 3, 0x7F])
+def test_the_tenth_byte_of_an_integer_is_read_also_behind_ones(last):
+    one = b"\x9c" + 8 * b"\xff" + bytes([last])
+    data = one + 8_000 * cases.varint(-100)
+    values, _, _ = decode_varints(data, [len(data)])
+    assert values.tolist() == [*decode_varints(one, [10])[0], *8_000 * [-100]]
+
+
+def test_an_integer_of_eleven_bytes_is_found_among_negative_ones():
+    data = 3_000 * cases.varint(-100) + 10 * b"\xff" + b"\1" + 3_000 * cases.varint(7)
+    assert decode_varints(data, [len(data)])[2].tolist() == [True]
 
 
 def decode_one_by_one(data, stops):

@@ -28,6 +28,10 @@ _LONG = 5
 _MANY, _FEW = 1 << 12, 5
 """If more than so many integers are left, but less than a fifth, then only these are decoded on."""
 
+_SAMPLE, _SMALL = 1 << 12, (2, 3)
+"""The first so many bytes show whether there are negative integers of few bits. These have ten
+bytes, but after so many of them only ones follow, which need not be decoded."""
+
 _SEVENS = np.uint64(0x7F7F7F7F7F7F7F7F)
 _SECOND_SEVENS = np.uint64(0x3F803F803F803F80)
 _KEPT = np.array([(1 << min(7 * width, 64)) - 1 for width in range(11)], np.uint64)
@@ -99,7 +103,8 @@ def _decode_blocks(
     """
     values, before = allocate_bytes(8 * count + 8).view(np.int64), np.arange(1, len(stops) + 1)
     is_single = 0 < count == len(stops) and stops[0] > 0 and are_all(stops[1:] > stops[:-1])
-    decode = _decode_bytes if len(ends) < _LONG * count else _decode_words
+    is_short = len(ends) < _LONG * count or _are_small(octets, ends)
+    decode = _decode_bytes if is_short else _decode_words
     size = 8 * (_BLOCK * len(ends) // (8 * count + 8) + 1)
     done, too_long = 0, False
     for at in range(0, len(ends), size):
@@ -125,9 +130,15 @@ def _decode_bytes(octets: Array, first: Array, values: Array, width: int = 10) -
     value = octet.astype(np.uint32)
     for place in range(1, width):
         left = np.count_nonzero(more.view(bool))
-        if _MANY < _FEW * left < len(first):
+        negative = None
+        if place in _SMALL and width == 10 and _FEW * left >= len(first) > _MANY:
+            negative = _find_negative(octets, first, more, place)
+        if negative is not None:
+            more ^= negative
+            value = value.view(np.int32) - (negative.astype(np.int32) << 7 * place)
+        if negative is not None or _MANY < _FEW * left < len(first):
             rest = more.view(bool).nonzero()[0]
-            high = np.empty(left, np.int64)
+            high = np.empty(len(rest), np.int64)
             too_long = _decode_bytes(octets[place:], first[rest], high, width - place)
             np.copyto(values, value, casting="unsafe")
             values[rest] |= high << (7 * place)
@@ -145,6 +156,28 @@ def _decode_bytes(octets: Array, first: Array, values: Array, width: int = 10) -
         value |= moved
     np.copyto(values, value, casting="unsafe")
     return is_any(more.view(bool))
+
+
+def _are_small(octets: Array, ends: Array) -> bool:
+    """Whether most of the first integers with ten bytes are negative and have few bits."""
+    last = ends[:_SAMPLE].nonzero()[0]
+    first = last[:-1][last[1:] - last[:-1] == 10]
+    return 4 * len(first) > len(last) and bool(
+        2 * np.count_nonzero(octets[1:][first + 4] == 0xFF) > len(first)
+    )
+
+
+def _find_negative(octets: Array, first: Array, more: Array, place: int) -> Array | None:
+    """Which varints go on with ones to their tenth byte; None if less than half of the longer."""
+    longer = first[:: len(first) // 256 + 1][more[:: len(first) // 256 + 1].view(bool)]
+    if 2 * np.count_nonzero(octets[8:].take(longer) == 0xFF) <= len(longer):
+        return None
+    ones = octets[place : first[-1] + 16]
+    for step in (1, 2, 5 - place):  # Each byte with the 8 - place bytes behind it.
+        ones = ones[:-step] & ones[step:]
+    negative: Array = more & (ones.take(first) == 0xFF).view(np.uint8)
+    negative &= octets[9:].take(first) == 1
+    return negative
 
 
 def _decode_words(octets: Array, first: Array, values: Array) -> bool:
