@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock import tf
+from penstock.missing_names import STRATEGY_METHODS
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "from-tensorflow.md"
@@ -113,16 +114,6 @@ DIFFERENT = {
 }
 
 TITLES = {"": "tf", "distribute.Strategy": "Methods of tf.distribute.Strategy"}
-STRATEGY = {
-    **dict.fromkeys(
-        ("make_dataset_iterator", "make_input_fn_iterator"), "experimental_distribute_dataset"
-    ),
-    **dict.fromkeys(("unwrap", "group"), "experimental_local_results"),
-    **dict.fromkeys(("experimental_run", "colocate_vars_with"), "run"),
-    **dict.fromkeys(("configure", "update_config_proto"), "nothing: there are no sessions"),
-}
-"""Methods that TensorFlow has for its version 1, and what to call instead."""
-
 INSTANCES = {
     "data.Dataset": tf.data.Dataset.range(1),
     "RaggedTensor": tf.ragged.constant([[1]]),
@@ -171,7 +162,7 @@ def path_of(place: str, name: str) -> str:
 def advice(place: str, name: str) -> str:
     """What the error for a missing name says to write instead."""
     if place == "distribute.Strategy":
-        return STRATEGY[name]
+        return STRATEGY_METHODS[name]
     try:
         getattr(find(place), name)
     except AttributeError as error:

@@ -157,6 +157,16 @@ _DISTRIBUTE = {
     ),
 }
 
+STRATEGY_METHODS = {
+    **dict.fromkeys(
+        ("make_dataset_iterator", "make_input_fn_iterator"), "experimental_distribute_dataset"
+    ),
+    **dict.fromkeys(("unwrap", "group"), "experimental_local_results"),
+    **dict.fromkeys(("experimental_run", "colocate_vars_with"), "run"),
+    **dict.fromkeys(("configure", "update_config_proto"), "nothing: there are no sessions"),
+}
+"""Methods that strategies of TensorFlow have for its version 1, and what to call instead."""
+
 
 def explain_arguments(method: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
     """Decorates a method that users of other libraries call with arguments that it does not have.
@@ -190,6 +200,19 @@ def missing_from_distribute(module: str, name: str, known: Iterable[str]) -> Att
     if name in _DISTRIBUTE:
         return attribute_error(f"{module}.{name} does not exist: {_DISTRIBUTE[name]}")
     return missing(module, name, known)
+
+
+def missing_from_strategy(strategy: str, name: str, known: Iterable[str]) -> AttributeError:
+    """The error for an attribute of a strategy, which TensorFlow's may have.
+
+    >>> print(missing_from_strategy("MirroredStrategy", "unwrap", []))
+    MirroredStrategy.unwrap does not exist: call experimental_local_results
+    """
+    if name in STRATEGY_METHODS:
+        instead = STRATEGY_METHODS[name]
+        instead = instead if ":" in instead else f"call {instead}"
+        return attribute_error(f"{strategy}.{name} does not exist: {instead}")
+    return missing(strategy, name, known)
 
 
 def missing_from_module(module: str, name: str, known: Iterable[str]) -> AttributeError:

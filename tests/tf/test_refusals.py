@@ -1,9 +1,12 @@
 """Operations name the argument that is wrong."""
 
+import copy
+
 import pytest
 
 import penstock.tf as tf
 from penstock.errors import InternalError, InvalidArgumentError, InvalidTypeError
+from penstock.tf.missing_operations import OF_VALUES
 
 RAGGED = tf.ragged.constant([[1, 2], [3]])
 
@@ -63,3 +66,34 @@ def test_ragged_rows_are_refused():
         tf.squeeze(rows)
     with pytest.raises(InvalidArgumentError, match="multiples must have 2 values, got 1"):
         tf.tile(rows, [2])
+
+
+@pytest.mark.parametrize("path", OF_VALUES)
+def test_nothing_is_promised_in_place_of_an_attribute_that_is_here(path):
+    owner, name = path.split(".")
+    assert not hasattr(getattr(tf, owner), name)
+
+
+@pytest.mark.parametrize(
+    ("value", "name", "advice"),
+    [
+        (tf.constant(1), "graph", "tf.Tensor.graph: not here; functions always run"),
+        (tf.constant("a"), "eval", r"tf.Tensor.eval: not here; write x.numpy\(\)"),
+        (tf.constant(1), "something", "tf.Tensor.something: not here; a tensor is a NumPy array"),
+        (tf.Variable(1), "load", "tf.Variable.load: not here; use assign"),
+        (tf.Variable(1), "count_up_to", "tf.Variable.count_up_to: not here; assign to it"),
+        (tf.sparse.from_dense([1]), "with_values", "tf.SparseTensor.with_values: not here; elem"),
+        (tf.distribute.OneDeviceStrategy("cpu"), "unwrap", "call experimental_local_results"),
+        (tf.distribute.OneDeviceStrategy("cpu"), "configure", "nothing: there are no sessions"),
+        (tf.distribute.OneDeviceStrategy("cpu"), "runn", "runn does not exist; did you mean run"),
+    ],
+)
+def test_a_name_that_an_object_does_not_have_says_what_to_write(value, name, advice):
+    with pytest.raises(AttributeError, match=advice):
+        getattr(value, name)
+
+
+def test_names_of_other_libraries_are_absent():
+    for value in (tf.constant(1), tf.Variable(1), tf.sparse.from_dense([1])):
+        assert not hasattr(value, "__cuda_array_interface__")
+        assert copy.deepcopy(value) is not None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from penstock.distribute import reduce, replica_context
 from penstock.distribute.backends import load
@@ -40,6 +40,7 @@ from penstock.distribute.values.mirrored import MirroredVariable, SyncOnReadVari
 from penstock.distribute.values.trees import map_leaves
 from penstock.distribute.values.variables import ON_READ, Variable, VariableSynchronization
 from penstock.errors import InvalidArgumentError, InvalidTypeError
+from penstock.missing_names import missing_from_strategy
 
 
 class Strategy:
@@ -65,6 +66,11 @@ class Strategy:
         per_replica.register_pytrees()
         self._replicas = replicas
         self._extended = StrategyExtended(self)
+
+    if not TYPE_CHECKING:  # A type checker knows the names, and would take any other one, too.
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise missing_from_strategy(type(self).__name__, name, dir(type(self)))
 
     @property
     def num_replicas_in_sync(self) -> int:

@@ -52,7 +52,10 @@ MODULES = {
     "sparse": _SPARSE,
     "strings": "write it with Python's bytes, in tf.py_function",
     "sysconfig": "penstock.__version__ and penstock.config are there",
+    "SparseTensor": _SPARSE,
+    "Tensor": "a tensor is a NumPy array with NumPy's methods; x.numpy() is a plain one",
     "train": "tf.train.Checkpoint saves iterators and variables; training frameworks have the rest",
+    "Variable": "assign to it, to a slice of it (v[0].assign(x)), or use its scatter methods",
     "version": "use tf.__version__",
 }
 """What to write instead of a name in a module, or of the module itself."""
@@ -140,6 +143,26 @@ INSTEAD = {
 }
 """What to write instead of single names."""
 
+OF_VALUES = {
+    **dict.fromkeys(
+        (
+            *("Tensor.graph", "Tensor.op", "Tensor.consumers", "Tensor.value_index"),
+            *("Variable.graph", "Variable.op", "Variable.initializer"),
+        ),
+        _EAGER,
+    ),
+    **dict.fromkeys(("Tensor.eval", "Variable.eval"), "write x.numpy()"),
+    **dict.fromkeys(("Tensor.cpu", "Tensor.gpu"), "use Dataset.as_torch or Dataset.as_jax"),
+    "Tensor.name": "values have no names",
+    **dict.fromkeys(
+        ("Variable.initial_value", "Variable.initialized_value"), "write v.read_value()"
+    ),
+    "Variable.load": "use assign",
+    "Variable.experimental_ref": "use ref",
+    "Tensor.experimental_ref": "use ref",
+}
+"""What to write instead of attributes that TensorFlow's values have."""
+
 
 class NamespaceType(type):
     """The class of `Namespace`: its absent names say what to write instead."""
@@ -175,8 +198,8 @@ def missing_from_tf(module: str, name: str, known: Iterable[str]) -> AttributeEr
     tf.math.reduce_summ: not here; did you mean reduce_sum?
     """
     path = f"{module}.{name}" if module else name
-    if path in INSTEAD:
-        return attribute_error(f"tf.{path}: not here; {INSTEAD[path]}")
+    if instead := INSTEAD.get(path) or OF_VALUES.get(path):
+        return attribute_error(f"tf.{path}: not here; {instead}")
     close = difflib.get_close_matches(name, list(known), 1, 0.85)
     if close and not name.startswith("_"):
         return attribute_error(f"tf.{path}: not here; did you mean {close[0]}?")

@@ -7,7 +7,7 @@ of torch and JAX are returned as they are.
 from __future__ import annotations
 
 import functools
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import numpy as np
 
@@ -24,6 +24,7 @@ from penstock.element.dtypes import as_dtype
 from penstock.element.spec import TensorShape
 from penstock.errors import UnimplementedError
 from penstock.shim.literals import is_literal
+from penstock.tf.missing_operations import missing_from_tf
 from penstock.tf.ported_functions import wrap
 from penstock.tf.selection import gather, gather_nd
 from penstock.tf.values import Reference, Tensor, as_tensor, to_array
@@ -62,6 +63,11 @@ class PortedVariable(Variable):
         if args and is_literal(args[0]) and (dtype or isinstance(args[0], list | tuple)):
             args = (to_array(args[0], dtype, "Variable"), *args[1:])
         super().__init__(*args, **kwargs)
+
+    if not TYPE_CHECKING:  # A type checker knows the names, and would take any other one, too.
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise missing_from_tf("Variable", name, ())
 
     @classmethod
     def _form_of(cls, kind: Any) -> type[Variable]:

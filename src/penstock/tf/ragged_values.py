@@ -11,7 +11,7 @@ import functools
 import math
 import operator
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
@@ -469,4 +469,10 @@ class SparseTensor:
         return self.shape
 
     def __repr__(self) -> str:
-        return f"<tf.SparseTensor of shape {self.shape}, values={plain_leaf(self.values)}>"
+        shown = f"{self.indices}, values={self.values}, dense_shape={self.dense_shape}"
+        return f"SparseTensor(indices={shown})"
+
+    if not TYPE_CHECKING:  # A type checker knows the names, and would take any other one, too.
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise missing_from_tf("SparseTensor", name, ())

@@ -7,7 +7,7 @@ plain NumPy again before the engine sees it. A tensor never changes: `x += 1` ma
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from penstock.errors import (
     UnimplementedError,
 )
 from penstock.shim.literals import cast_array, convert_value, describe, is_literal, leaf_of
+from penstock.tf.missing_operations import missing_from_tf
 
 Array: TypeAlias = Any
 """A plain array. Its dtype and the dtypes of results are known at run time only."""
@@ -58,6 +59,12 @@ class Tensor(np.ndarray[Any, Any]):
     """
 
     __slots__ = ()
+
+    if not TYPE_CHECKING:  # A type checker knows the names, and would take any other one, too.
+
+        def __getattr__(self, name: str) -> NoReturn:
+            # Libraries ask for many names: a search for similar ones would take a millisecond.
+            raise missing_from_tf("Tensor", name, ())
 
     def numpy(self) -> Any:
         """A copy as a plain array; of a single value, a NumPy scalar or bytes.
