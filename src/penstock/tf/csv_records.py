@@ -38,6 +38,10 @@ def decode_csv(
         na_value: A text that counts as an empty field.
         select_cols: Which columns to read, in rising order.
     """
+    if len(field_delim) != 1:
+        raise InvalidArgumentError(
+            f"tf.io.decode_csv: field_delim must be one character, got {field_delim!r}"
+        )
     lines = texts("io.decode_csv", records)
     columns = [_Column(number, one, na_value) for number, one in enumerate(record_defaults)]
     quoting: Any = csv.QUOTE_MINIMAL if use_quote_delim else csv.QUOTE_NONE
@@ -95,6 +99,10 @@ class _Column:
             return
         array = to_array(default)
         self.dtype = of_numpy(array.dtype)
+        if array.size > 1:
+            raise InvalidArgumentError(
+                f"tf.io.decode_csv: a field has one default, got {default!r:.60} for {number}"
+            )
         self._default = array.ravel()[0] if array.size else None
 
     def read(self, fields: list[str]) -> Array:

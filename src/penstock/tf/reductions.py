@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock.element.ragged import Ragged
 from penstock.errors import InvalidArgumentError, OutOfRangeError, UnfitTypeError
 from penstock.shim import arrays as plain
 from penstock.tf.operations import axes, numbers, operation
@@ -21,6 +22,8 @@ def _reduction(name: str, compute: Compute, kinds: str = "iufc") -> Callable[...
         array = numbers(name, input_tensor, kinds if kinds != "f" else "iufc")
         if kinds == "f" and array.dtype.kind in "iu":
             raise UnfitTypeError(f"tf.{name}: needs floats, got {array.dtype.name}; use tf.cast")
+        if not array.ndim and axes(axis) not in (None, ()):
+            raise InvalidArgumentError(f"tf.{name}: a single value has no dimension {axis}")
         wide = array.astype(np.float32) if array.dtype.name == "bfloat16" else array
         with np.errstate(all="ignore"):
             result = np.asarray(compute(wide, axes(axis), keepdims))
@@ -56,6 +59,9 @@ def _reduce_ragged(call: Callable[..., Any], rows: RaggedTensor, axis: Any, keep
         if isinstance(inner, RaggedTensor):
             return rows.with_values(_reduce_ragged(call, inner, deeper, keep))
         return rows.with_values(call(inner, deeper, keep))
+    if place in (1, -2) and depth == 3 and rows.ragged_rank == 2 and not keep:
+        parts = [to_array(_reduce_ragged(call, row, 0, False)) for row in rows]
+        return RaggedTensor(Ragged.from_rows(parts, parts[0].dtype)) if parts else rows[:, 0]
     if place not in (0, 1, -1) or rows.ragged_rank > 1:
         raise InvalidArgumentError(
             f"tf: ragged rows are reduced along one axis or all, got {axis}; use to_tensor() first"

@@ -101,9 +101,12 @@ def _is_bytes(call: str, unit: str) -> bool:
 @elementwise
 def substr(input: Any, pos: Any, len: Any, unit: str = "BYTE", name: str | None = None) -> Any:
     """A part of each string: `len` bytes (or characters) from `pos` on."""
-    array, starts, counts = np.broadcast_arrays(
-        texts("strings.substr", input), to_array(pos), to_array(len)
-    )
+    first, size = to_array(pos), to_array(len)
+    if first.shape != size.shape:
+        raise InvalidArgumentError(
+            f"tf.strings.substr: pos and len must have one shape, got {first.shape}, {size.shape}"
+        )
+    array, starts, counts = np.broadcast_arrays(texts("strings.substr", input), first, size)
     in_bytes = _is_bytes("substr", unit)
     parts = [
         _part(text, int(start), int(count), in_bytes)
@@ -126,6 +129,8 @@ def _part(text: bytes, start: int, count: int, in_bytes: bool) -> Any:
 @operation
 def join(inputs: Any, separator: Any = "", name: str | None = None) -> Any:
     """Strings one after another, element by element."""
+    if isinstance(inputs, str | bytes):
+        raise InvalidTypeError(f"tf.strings.join: needs a list of strings, got {inputs!r:.60}")
     rows_like = next((one for one in inputs if isinstance(one, RaggedTensor)), None)
     if rows_like is not None:
         flat = [rows_like.operand_like(one, "strings.join") for one in inputs]
@@ -144,7 +149,10 @@ def join(inputs: Any, separator: Any = "", name: str | None = None) -> Any:
 
 def split(input: Any, sep: Any = None, maxsplit: int = -1, name: str | None = None) -> Any:
     """The parts between separators: a vector for one string, ragged rows for several."""
-    between = None if sep is None else to_array(sep)[()] or None
+    between = None if sep is None else to_array(sep)[()]
+    if isinstance(between, np.ndarray):
+        raise InvalidArgumentError(f"tf.strings.split: sep must be one string, got {sep!r:.60}")
+    between = between or None
     return _split_each(
         "strings.split", input, lambda text: _split_one(text, between, int(maxsplit))
     )
@@ -207,9 +215,14 @@ def unicode_decode(
 ) -> Any:
     """The code points of strings."""
     decode = _decoder("unicode_decode", input_encoding, errors, replacement_char)
-    return _split_each(
-        "strings.unicode_decode", input, lambda text: [ord(one) for one in decode(text)], np.int32
-    )
+
+    def points(text: bytes) -> list[int]:
+        found = map(ord, decode(text))
+        if not replace_control_characters:
+            return list(found)
+        return [replacement_char if point < 32 else point for point in found]
+
+    return _split_each("strings.unicode_decode", input, points, np.int32)
 
 
 def _decoder(call: str, encoding: str, errors: str, replacement: int) -> Callable[[bytes], str]:
@@ -234,12 +247,23 @@ def unicode_encode(
     """Rows of code points as strings."""
     rows = plain_rows(input)
     if len(rows.shape) == 1:
-        return as_tensor(_encode(rows, output_encoding))
-    return as_tensor(vector([_encode(row, output_encoding) for row in rows]))
+        return as_tensor(_encode(rows, output_encoding, errors, replacement_char))
+    encoded = [_encode(row, output_encoding, errors, replacement_char) for row in rows]
+    return as_tensor(vector(encoded))
 
 
-def _encode(points: Array, encoding: str) -> bytes:
-    return "".join(map(chr, points.tolist())).encode(encoding)
+def _encode(points: Array, encoding: str, errors: str, replacement: int) -> bytes:
+    """The characters as bytes; numbers that are no characters are treated as `errors` says."""
+    codes: list[int] = points.tolist()
+    wrong = {code for code in codes if not 0 <= code < 0x110000 or 0xD800 <= code < 0xE000}
+    if wrong and errors == "strict":
+        raise InvalidArgumentError(
+            f"tf.strings.unicode_encode: {min(wrong)} is no character of Unicode"
+        )
+    if wrong:
+        other = [replacement] if errors == "replace" else []
+        codes = [one for code in codes for one in (other if code in wrong else [code])]
+    return "".join(map(chr, codes)).encode(encoding)
 
 
 @elementwise
