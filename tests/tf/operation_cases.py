@@ -1842,6 +1842,16 @@ tf.reduce_max(tf.ragged.constant([[[1, 2, 3], [4]], [[5], [], [6]], [[7]]]), axi
 tf.reduce_mean(tf.ragged.constant([[[1.0, 2.0], [4.0]], [[5.0], []]]), axis=1)
 tf.reduce_sum(tf.ragged.constant([[[1, 2], [4]], []], ragged_rank=2), axis=1)
 tf.reduce_sum(tf.ragged.constant([[[1, 2], [4]], []], ragged_rank=2), axis=-2)
+repr(tf.SparseTensor([[0, 0], [1, 2]], [1, 2], [3, 4]))
+str(tf.sparse.from_dense([["a", ""], ["", "b"]]))
+repr(tf.math.top_k([1, 5, 3], 2))
+repr(tf.unique([3, 1, 3]))
+repr(tf.unique_with_counts([3, 1, 3]))
+repr(tf.shape(m))
+repr(tf.Variable("a"))
+repr(tf.constant([]))
+repr(tf.TensorShape([1, None]))
+repr(tf.data.Options().threading.private_threadpool_size)
 """
 
 CASES = [line for line in VALUES.strip().splitlines() if line]

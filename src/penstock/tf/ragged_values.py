@@ -469,7 +469,7 @@ class SparseTensor:
         return self.shape
 
     def __repr__(self) -> str:
-        shown = f"{self.indices}, values={self.values}, dense_shape={self.dense_shape}"
+        shown = f"{self.indices!s}, values={self.values!s}, dense_shape={self.dense_shape!s}"
         return f"SparseTensor(indices={shown})"
 
     if not TYPE_CHECKING:  # A type checker knows the names, and would take any other one, too.

@@ -119,7 +119,7 @@ def boolean_mask(
 
 Unique = namedtuple("Unique", ["y", "idx"])
 UniqueWithCounts = namedtuple("UniqueWithCounts", ["y", "idx", "count"])
-TopK = namedtuple("TopK", ["values", "indices"])
+TopKV2 = namedtuple("TopKV2", ["values", "indices"])
 
 
 @operation
@@ -242,7 +242,7 @@ def top_k(
     if not array.ndim or not 0 <= int(k) <= array.shape[-1]:
         raise InvalidArgumentError(f"tf.math.top_k: k is {int(k)}, but the shape is {array.shape}")
     order = _falling_order(array, -1)[..., : int(k)]
-    return TopK(np.take_along_axis(array, order, -1), order.astype(_index_dtype(index_type)))
+    return TopKV2(np.take_along_axis(array, order, -1), order.astype(_index_dtype(index_type)))
 
 
 def _index_dtype(index_type: Any) -> Any:
