@@ -85,7 +85,11 @@ def test_nothing_is_promised_in_place_of_an_attribute_that_is_here(path):
         (tf.sparse.from_dense([1]), "with_values", "tf.SparseTensor.with_values: not here; elem"),
         (tf.distribute.OneDeviceStrategy("cpu"), "unwrap", "call experimental_local_results"),
         (tf.distribute.OneDeviceStrategy("cpu"), "configure", "nothing: there are no sessions"),
-        (tf.distribute.OneDeviceStrategy("cpu"), "runn", "runn does not exist; did you mean run"),
+        (
+            tf.distribute.OneDeviceStrategy("cpu"),
+            "gathe",
+            "gathe does not exist; did you mean gather",
+        ),
     ],
 )
 def test_a_name_that_an_object_does_not_have_says_what_to_write(value, name, advice):
