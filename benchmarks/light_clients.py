@@ -26,7 +26,7 @@ from penstock.service.host.control_connection import ControlClient
 from penstock.service.host.runtime import MACHINE, Runtime
 from penstock.service.host.security import Security
 from penstock.service.host.services import Session
-from penstock.service.host.telemetry import Sent
+from penstock.service.host.telemetry import SentTotals
 from penstock.service.host.worker_server import RunningWorker
 from penstock.service.logic.client import LeaseRecord, LeaseRequests
 from penstock.service.protocol.messages import (
@@ -193,7 +193,7 @@ class LightWorker:
     """A worker that registers and sends heartbeats; it stands for `Tasks` as well."""
 
     restarts = 0
-    sent = Sent()
+    sent = SentTotals()
 
     def __init__(self, name: str) -> None:
         self._info = WorkerInfo(name, f"{name}:1", "here", {"tcp": f"{name}:1"})
