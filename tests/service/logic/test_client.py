@@ -19,9 +19,9 @@ from penstock.errors import (
 )
 from penstock.plan.shape import GUESS, Shape
 from penstock.service.logic.client import Reading, claims_of, merge_states
-from penstock.service.logic.feeds import NOWHERE, Ask, Failure, Feed, Limits
+from penstock.service.logic.feeds import DEPTH, NOWHERE, Ask, Failure, Feed, Limits
 from penstock.service.logic.fetching import Fetcher
-from penstock.service.logic.orders import LeaseOrder, SequentialOrder
+from penstock.service.logic.orders import LeaseOrder, RoundRobinOrder, SequentialOrder
 from penstock.service.protocol.data_messages import LARGE_STATE, Mark
 from penstock.service.protocol.messages import (
     Grant,
@@ -675,6 +675,33 @@ def test_a_leaving_worker_is_asked_for_what_it_has_made_for_other_consumers() ->
         reader.arrive(ask.request, ask.start, Elements(0, ask.start, ask.stop))
         reader.done(ask.request, None)
     assert {(ask.worker, ask.start >= 7) for ask in reader.asks()} == {("v", True)}
+
+
+@pytest.mark.parametrize("waiting", [0, DEPTH])
+def test_a_consumer_requests_what_a_leaving_worker_keeps_before_it_reads_a_reply(
+    waiting: int,
+) -> None:
+    """The worker waits for these requests, and the consumer may have elements for a long time."""
+    order = RoundRobinOrder(1)
+    order.add(2, {0: "u", 1: "v"})
+    reader = Fetcher(order, Limits(), bound=True)
+    reader.sizes.record(1, 8, 1.0)
+    for worker in ("u", "v"):
+        reader.join(worker)
+    [first, second] = reader.asks()
+    for ask in (first, second):
+        reader.arrive(ask.request, 0, Elements(ask.feed.stream, 0, 1))
+        reader.done(ask.request, None)
+    requested = reader.asks()
+    assert sorted(ask.worker for ask in requested) == [*DEPTH * "u", *DEPTH * "v"]
+    for ask in requested[waiting:]:
+        if ask.worker == "u":
+            reader.arrive(ask.request, ask.start, Elements(0, ask.start, ask.stop))
+            reader.done(ask.request, None)
+    reader.leaving.add("u")
+    reader.end_move(first.feed, Mark(1000, b"", "v"), "u")
+    [made] = [ask for ask in reader.asks() if ask.worker == "u"]
+    assert (made.feed.stream, made.start, made.stop) == (0, 1 + DEPTH, 1000)
 
 
 def test_what_a_leaving_worker_no_longer_has_is_asked_of_its_successor() -> None:

@@ -452,10 +452,15 @@ class Sizes:
 
     @property
     def request(self) -> int:
+        soon = self._limits.request_seconds / max(self.element_seconds, 1e-9)
+        return max(1, int(min(self.most, self.fitting, soon)))
+
+    @property
+    def fitting(self) -> int:
+        """The most elements of one request, however long they take."""
         limits = self._limits
         fits = min(limits.request_bytes, limits.budget / DEPTH) / max(self.element_bytes, 1)
-        soon = limits.request_seconds / max(self.element_seconds, 1e-9)
-        return max(1, int(min(self.most, limits.request_rows, fits, soon)))
+        return max(1, int(min(limits.request_rows, fits)))
 
     def count_small(self, workers: int) -> int:
         """Below this count elements need so little memory that a request may exceed the stream."""

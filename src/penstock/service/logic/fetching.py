@@ -68,6 +68,8 @@ class Fetcher:
         """Workers that may join soon."""
         self.returning: Collection[str] = ()
         """Workers whose connection broke and may be opened again."""
+        self._behind: list[Feed] = []
+        """Feeds of which a worker that leaves keeps elements for this client."""
         self._asks = Asks()
         self._requests = 0
         self.hungry = True
@@ -141,7 +143,7 @@ class Fetcher:
     def restart(self, order: Order) -> None:
         """Starts again with another order; replies to earlier requests are ignored."""
         self.order = order
-        self._promised, self._pledge = [], None
+        self._promised, self._pledge, self._behind = [], None, []
         self._asks.clear()
         self._workers = dict.fromkeys(self._workers, 0)
         self._here = self._owed = self._buffered = 0
@@ -176,6 +178,8 @@ class Fetcher:
         feed.marks.moved_at = NOWHERE if mark is None else mark.ordinal
         if mark is not None and not feed.void:
             feed.add_mark(mark)
+        if is_behind and isinstance(self.order, RoundRobinOrder):
+            self._behind.append(feed)
         self.hungry = True
 
     def asks(self) -> list[Ask]:
@@ -183,6 +187,7 @@ class Fetcher:
         made: list[Ask] = []
         if not self._workers or self.blame.is_certain:
             return made
+        self._ask_for_made(made)
         refused = 0
         for feed in chain(self._promised, self._upcoming()):
             if not feed.asks:
@@ -208,6 +213,16 @@ class Fetcher:
                 break
         self.hungry = self._is_full()
         return made
+
+    def _ask_for_made(self, made: list[Ask]) -> None:
+        """Adds requests for what workers that leave have made for all consumers of a stream.
+
+        These requests come first: the workers wait for them.
+        """
+        self._behind = [feed for feed in self._behind if self._is_moving(feed) and feed.asks]
+        for feed in self._behind:
+            while self._is_moving(feed) and (ask := self._ask(feed)) is not None:
+                made.append(ask)
 
     def _upcoming(self) -> Iterable[Feed]:
         upcoming = self.order.upcoming()
@@ -365,7 +380,14 @@ class Fetcher:
     def _count_to_move(self, feed: Feed) -> int:
         """How many elements to request: none that a worker which leaves has not made."""
         count = self._count(feed)
-        return min(count, feed.marks.moved_at - feed.next_ask) if self._is_moving(feed) else count
+        if not self._is_moving(feed):
+            return count
+        is_sized = self._limits.elements is None and self.sizes.element_bytes
+        if is_sized and feed in self._behind:
+            # They are made already. This client may read no reply before it needs an element, so
+            # a few requests should be enough for all of them.
+            count = max(count, self.sizes.fitting)
+        return min(count, feed.marks.moved_at - feed.next_ask)
 
     def _count(self, feed: Feed) -> int:
         if isinstance(feed, InputFeed) and feed.whole:
@@ -392,7 +414,9 @@ class Fetcher:
         """The worker to ask; None if no worker can take the request now."""
         if self._is_moving(feed):
             leaving = feed.marks.moving_from
-            return leaving if self._workers[leaving] < DEPTH else None
+            # It has made what it was asked for before; the replies may be unread here.
+            most = 2 * DEPTH if feed in self._behind else DEPTH
+            return leaving if self._workers[leaving] < most else None
         staying = self._staying()
         if not staying:
             return None
