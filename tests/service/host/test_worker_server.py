@@ -448,6 +448,23 @@ def test_requests_with_a_lower_turn_are_answered_first(service, brake):
         assert ends_of(connection, 5) == [5, 4, 3, 1, 2]
 
 
+def test_a_request_with_a_lower_turn_is_answered_before_the_next_element(service, brake):
+    """Also if it has come while the element was made."""
+    with service.connect() as connection:
+        connection.send(OpenTask(1, service.work(slowly(numbers(9)), "random")))
+        connection.send(OpenTask(2, service.work(numbers(8), "random")))
+        connection.send(Fetch(1, 1, 0, 3, turn=7))
+        received(connection, brake, 1)
+        connection.send(Fetch(2, 2, 4, 5, turn=2))
+        brake.goes_on.set()
+        rows: list[tuple[int, int]] = []
+        while len(rows) < 3:
+            message, _ = connection.receive()
+            if isinstance(message, Rows):
+                rows.append((message.request, message.start))
+    assert rows == [(1, 0), (2, 4), (1, 1)]
+
+
 def until(true: Any) -> None:
     """Waits for something that another thread does."""
     waiting = threading.Event()

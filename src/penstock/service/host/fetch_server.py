@@ -143,6 +143,7 @@ class FetchServer:
     def _next_before(self, fetch: Fetch) -> ToWorker | None:
         """The next message, if the client needs a waiting request before `fetch`."""
         with self._turn:
+            self._read_arrived()  # The client may have sent it while an element was made.
             waiting = next((m for m in self._waiting if isinstance(m, Fetch)), fetch)
             return self._waiting.popleft() if waiting.turn < fetch.turn else None
 
