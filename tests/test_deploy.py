@@ -284,11 +284,23 @@ def test_a_container_file_names_this_version(capsys: pytest.CaptureFixture[str])
     assert f"FROM python:{sys.version_info.major}.{sys.version_info.minor}-slim" in text
 
 
+@pytest.mark.parametrize("namespace", ["2nd-team", 63 * "n"])
+def test_every_namespace_of_kubernetes_is_taken(
+    capsys: pytest.CaptureFixture[str], namespace: str
+) -> None:
+    text = rendered(capsys, "kubernetes", "--image", "x", "--namespace", namespace)
+    assert f'namespace: "{namespace}"' in text
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["kubernetes", "--image", "a b"], "--image must be the name of an image, got 'a b'"),
-        (["kubernetes", "--image", "x", "--name", "X"], "--name must be small letters"),
+        (["kubernetes", "--image", "x", "--name", "X"], "--name must be up to 42 small letters"),
+        (["kubernetes", "--image", "x", "--name", 43 * "x"], "--name must be up to 42 small"),
+        (["kubernetes", "--image", "x", "--namespace", 64 * "x"], "--namespace must be up to 63"),
+        (["kubernetes", "--image", "x", "--cluster-domain", "a..b"], "must be a domain"),
+        (["kubernetes", "--image", "x", "--worker-cpus", "0"], "--worker-cpus must be a quantity"),
         (["kubernetes", "--image", "x", "--workers", "9..2"], "--workers must be a number or"),
         (["kubernetes", "--image", "x", "--worker-memory", "lots"], "must be a quantity of"),
         (["slurm", "--folder", "a\nb"], "--folder must be a path"),

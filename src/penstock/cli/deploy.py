@@ -21,14 +21,21 @@ from penstock.version import VERSION
 
 _QUANTITY = r"[0-9]+(\.[0-9]+)?(m|k|Ki|M|Mi|G|Gi|T|Ti)?"
 _LABEL = r"[a-z]([a-z0-9-]{0,40}[a-z0-9])?"
+_NAMESPACE = r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
 
 
 def kubernetes(given: argparse.Namespace) -> int:
     """Prints the manifests of a service."""
     least, most = _range_of(given.workers)
-    name = _check_text("--name", given.name, _LABEL, "small letters, digits and -")
-    namespace = _check_text("--namespace", given.namespace, _LABEL, "small letters, digits and -")
-    domain = _check_text("--cluster-domain", given.cluster_domain, r"[a-z0-9.-]+", "a domain")
+    name = _check_text(
+        "--name", given.name, _LABEL, "up to 42 small letters, digits and -, a letter first"
+    )
+    namespace = _check_text(
+        "--namespace", given.namespace, _NAMESPACE, "up to 63 small letters, digits and -"
+    )
+    domain = _check_text(
+        "--cluster-domain", given.cluster_domain, rf"{_NAMESPACE}(\.{_NAMESPACE})*", "a domain"
+    )
     drain = _positive("--drain-timeout", given.drain_timeout)
     storage_class = ""
     if given.storage_class is not None:
@@ -109,9 +116,8 @@ def _check_text(argument: str, value: str, pattern: str, what: str) -> str:
 
 
 def _quantity(argument: str, value: str) -> str:
-    return _check_text(
-        argument, value, _QUANTITY, "a quantity of Kubernetes such as 2, 500m or 8Gi"
-    )
+    what = "a quantity of Kubernetes such as 2, 500m or 8Gi"
+    return _check_text(argument, value, rf"(?=.*[1-9]){_QUANTITY}", what)
 
 
 def _positive(argument: str, value: int) -> int:
