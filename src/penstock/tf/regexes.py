@@ -130,8 +130,8 @@ class _Translation:
 
     _repeat = _category = _plain
 
-    def _quoted(self, found: re.Match[str]) -> str:
-        return re.escape(found["quoted"])
+    def _quotation(self, found: re.Match[str]) -> str:
+        return re.escape(found["quotation"])
 
     def _code(self, found: re.Match[str]) -> str:
         return re.escape(_character(found["code"]))
@@ -243,7 +243,7 @@ _CLASSES = {
 
 _TOKEN = re.compile(
     r"""
-    \\Q (?P<quoted>.*?) (?:\\E|\Z)
+    \\Q (?P<quotation>.*?) (?:\\E|\Z)
     | (?P<category> \\[pP] (?: \{\^?\w+\} | \w ))
     | \\x\{ (?P<code>[0-9A-Fa-f]+) \}
     | \\ (?P<escape> 0[0-7]{0,2} | [1-7][0-7]{1,2} | . )

@@ -453,10 +453,10 @@ class Sizes:
     @property
     def request(self) -> int:
         soon = self._limits.request_seconds / max(self.element_seconds, 1e-9)
-        return max(1, int(min(self.most, self.fitting, soon)))
+        return max(1, int(min(self.most, self.largest_request, soon)))
 
     @property
-    def fitting(self) -> int:
+    def largest_request(self) -> int:
         """The most elements of one request, however long they take."""
         limits = self._limits
         fits = min(limits.request_bytes, limits.budget / DEPTH) / max(self.element_bytes, 1)

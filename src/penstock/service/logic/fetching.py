@@ -386,7 +386,7 @@ class Fetcher:
         if is_sized and feed in self._behind:
             # They are made already. This client may read no reply before it needs an element, so
             # a few requests should be enough for all of them.
-            count = max(count, self.sizes.fitting)
+            count = max(count, self.sizes.largest_request)
         return min(count, feed.marks.moved_at - feed.next_ask)
 
     def _count(self, feed: Feed) -> int:
