@@ -180,6 +180,17 @@ def draws_inside(node: Node) -> bool:
     return not node.sealed and any(map(draws_inside, node.inputs))
 
 
+def shards_epochs(node: Node) -> bool:
+    """Whether a `shard` divides elements whose order is another one in each epoch.
+
+    Together the shards are the whole dataset only if all processes count the same epoch.
+    """
+    if isinstance(node, Shard) and node.shards > 1:
+        before = walk_plan(node.input, into_services=False)
+        return any(Trait.DRAWS_ORDER in one.traits and one.by_epoch for one in before)
+    return not node.sealed and any(map(shards_epochs, node.inputs))
+
+
 def with_seeds(node: Node, seeds: list[int]) -> Node:
     """The plan with other seeds, in the order of `seeds_of`."""
     return _replace_seeds(node, list(seeds))

@@ -3,8 +3,10 @@
 Run by `test_apart` in a process of its own: a process with threads should not be forked.
 """
 
+import logging
 import multiprocessing
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -151,3 +153,43 @@ def test_devices_are_not_for_workers() -> None:
     match = "Dataset.as_torch: a worker process of a DataLoader must leave devices alone, but the "
     with pytest.raises(FailedPreconditionError, match=match + "tensors are for 'meta'; leave out"):
         list(loader)
+
+
+class LogTo:
+    """Makes workers write the warnings of penstock to a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __call__(self, worker: int) -> None:
+        logging.getLogger("penstock").addHandler(logging.FileHandler(self.path))
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+def test_a_shard_of_a_shuffled_order_warns_once(workers: str, tmp_path: Path) -> None:
+    made = Dataset.range(24).shuffle(24, seed=1).batch(2).shard(2, 1).as_torch()
+    log = tmp_path / "log"
+    log.touch()
+    loader = DataLoader(made, batch_size=None, worker_init_fn=LogTo(log), **WORKERS[workers])
+    assert len(numbers(loader)) == len(numbers(loader)) == 12
+    (warning,) = log.read_text().splitlines()
+    assert warning.startswith("Dataset.as_torch: the elements are shuffled before shard, and")
+    assert "use as_torch(num_workers=2) without a DataLoader, or call torch.manual_seed" in warning
+
+
+@pytest.mark.parametrize(
+    "dataset",
+    [
+        Dataset.range(24).shard(2, 1).shuffle(24, seed=1),
+        Dataset.range(24).shuffle(24, seed=1).shard(1, 0),
+        Dataset.range(24).shuffle(24, seed=1, reshuffle_each_iteration=False).shard(2, 1),
+    ],
+)
+def test_a_shard_of_one_order_warns_of_nothing(dataset: Dataset, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.touch()
+    loader = DataLoader(
+        dataset.as_torch(), batch_size=None, num_workers=2, worker_init_fn=LogTo(log)
+    )
+    assert sorted(numbers(loader)) == sorted(numbers(dataset))
+    assert log.read_text() == ""

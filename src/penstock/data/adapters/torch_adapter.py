@@ -6,6 +6,7 @@ from i on. So all workers must see one order, and draw the same random numbers.
 
 from __future__ import annotations
 
+import logging
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -26,7 +27,10 @@ from penstock.engine.contract import copy_state
 from penstock.errors import FailedPreconditionError, InvalidArgumentError
 from penstock.plan.nodes import Map, Node, known_spec, rewrite
 from penstock.plan.options import AutoShardPolicy, Options
+from penstock.plan.resume import shards_epochs
 from penstock.plan.shard import shard_plan
+
+_LOG = logging.getLogger("penstock")
 
 WHERE = "Dataset.as_torch"
 _AHEAD = 2
@@ -133,6 +137,9 @@ class TorchDataset(IterableDataset[Any]):
         self._target = target
         self._begun = 0
         self._epochs = Epochs()
+        self._has_warned = torch.zeros(1, dtype=torch.bool)
+        if shards_epochs(dataset.__plan__):  # The workers of all epochs share it.
+            self._has_warned.share_memory_()  # type: ignore[no-untyped-call]
 
     def __iter__(self) -> DeliveredIterator:
         return self._epochs.begin(self._open_epoch)
@@ -167,9 +174,25 @@ class TorchDataset(IterableDataset[Any]):
         shard = self._target.deliver(Dataset(plan), _CHECK)
         # The only number that is the same for all workers and new in every epoch.
         key = worker.seed - worker.id
+        if worker.id == 0:
+            self._warn_of_ranks(worker.num_workers)
         shard.load_state_dict(shard.state_dict() | {"key": key, "iteration": key + self._begun})
         self._begun += 1
         return shard
+
+    def _warn_of_ranks(self, workers: int) -> None:
+        """Logs a warning, once, if this process and others read shards of a shuffled order."""
+        if self._has_warned or not shards_epochs(self._dataset.__plan__):
+            return
+        self._has_warned.fill_(True)
+        _LOG.warning(
+            "%s: the elements are shuffled before shard, and workers of a DataLoader derive the "
+            "epoch from torch's random numbers, so the shards that other processes read overlap "
+            "with this one; use as_torch(num_workers=%d) without a DataLoader, or call "
+            "torch.manual_seed with one number in all processes before each epoch",
+            WHERE,
+            workers,
+        )
 
     def __len__(self) -> int:
         return len(self._dataset)
