@@ -48,6 +48,8 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (b'"x\ny",z\n1,2\n', {"header": True}, [["1", "2"]]),
         (b"x,y", {"header": True}, []),
         ("é,ü\n".encode(), {}, [["é", "ü"]]),
+        (b"\xef\xbb\xbf1,2\n3,4\n", {}, [["1", "2"], ["3", "4"]]),
+        (b'\xef\xbb\xbf"x\ny",z\n\xef\xbb\xbf,2\n', {"header": True}, [["\ufeff", "2"]]),
         (b"", {}, []),
     ],
 )

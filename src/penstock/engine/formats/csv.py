@@ -23,6 +23,9 @@ from penstock.errors import InvalidArgumentError
 
 ENCODING = ("utf-8", "surrogateescape")
 
+_BYTE_ORDER_MARK = "\ufeff"
+"""Spreadsheets begin UTF-8 files with it."""
+
 
 class Row(list[str]):
     """The fields of a row, and where in the file it begins, as text."""
@@ -114,7 +117,10 @@ class CsvReader(RecordReader[Row]):
             if end > self._given + 1 and self._lines[end - 1].count(b'"') % 2 == 0:
                 continue
             raw = b"".join(self._lines[self._given : end])
-            if (fields := self._fields(raw.decode(*ENCODING).rstrip("\r\n"))) is not None:
+            text = raw.decode(*ENCODING).rstrip("\r\n")
+            if not self.position:
+                text = text.removeprefix(_BYTE_ORDER_MARK)
+            if (fields := self._fields(text)) is not None:
                 row = Row(fields, self._place())
                 self._move(end)
                 return row
