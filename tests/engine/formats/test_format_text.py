@@ -1,6 +1,8 @@
 """Lines: line ends, long lines, and the same answer as splitting the whole file."""
 
+import bz2
 import gzip
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -135,3 +137,24 @@ def test_what_has_no_size_has_no_parts(tmp_path: Path) -> None:
     path.write_bytes(gzip.compress(b"a\nb\n"))
     with pytest.raises(InvalidArgumentError, match="cannot be read by parts, for its size"):
         TextReader(path, "GZIP", part=(0, 2)).read(1)
+
+
+def test_a_compressed_file_that_is_read_as_text_warns(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    packed, other, plain = (tmp_path / name for name in ("lines.gz", "lines.bz2", "lines.txt"))
+    packed.write_bytes(gzip.compress(b"one\ntwo\n"))
+    other.write_bytes(bz2.compress(b"one\n"))
+    plain.write_bytes(b"BZhang\n")
+    with caplog.at_level(logging.WARNING, "penstock"):
+        assert lines(packed, compression="GZIP") == [b"one", b"two"]
+        assert lines(plain) == [b"BZhang"]
+        assert not caplog.messages
+        assert lines(packed) == lines(packed) != [b"one", b"two"]
+        lines(other)
+    assert caplog.messages == [
+        f"TextLineDataset: '{packed}' is compressed by gzip, and its bytes are read as text; "
+        'pass compression_type="GZIP"',
+        f"TextLineDataset: '{other}' is compressed by bzip2, and its bytes are read as text; "
+        "unpack it before",
+    ]

@@ -43,6 +43,7 @@ class CsvReader(RecordReader[Row]):
     """
 
     call = "CsvDataset"
+    is_text = True
 
     def __init__(
         self,

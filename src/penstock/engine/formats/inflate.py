@@ -18,7 +18,7 @@ WINDOW_BITS = {"GZIP": zlib.MAX_WBITS + 16, "ZLIB": zlib.MAX_WBITS}
 _STARTS = {
     b"\x1f\x8b": "gzip",
     b"\x28\xb5\x2f\xfd": "Zstandard",
-    b"BZh": "bzip2",
+    **{b"BZh%d1AY&SY" % level: "bzip2" for level in range(1, 10)},
     b"\xfd7zXZ\0": "xz",
     b"PK\x03\x04": "zip",
 }

@@ -6,8 +6,10 @@ It opens its file at the first `read`, so a missing file is an error only when i
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from typing import BinaryIO, ClassVar, Generic, TypeVar
 
 from penstock.element.chunk import Chunk
@@ -20,7 +22,10 @@ from penstock.engine.formats.files import (
     size_of,
     translate_errors,
 )
+from penstock.engine.formats.inflate import name_packing
 from penstock.errors import DataLossError, InvalidArgumentError
+
+_LOG = logging.getLogger("penstock")
 
 Record = TypeVar("Record")
 
@@ -50,6 +55,8 @@ class RecordReader(ABC, Generic[Record]):
     call: ClassVar[str]
     packings: ClassVar[Mapping[str, str]] = {}
     """How files are compressed whose names end so."""
+    is_text: ClassVar[bool] = False
+    """Whether files are text, so that compressed bytes are a mistake."""
 
     def __init__(
         self,
@@ -113,12 +120,15 @@ class RecordReader(ABC, Generic[Record]):
 
     def _fill(self) -> None:
         with translate_errors(self.path, self.call):
+            is_first = self._file is None and not self.position
             if self._file is None:
                 self._file = self._open_file()
             rest = self._buffer[self._start :]
             # As much again as the buffer holds: a record of any length takes time in proportion to
             # its length, and memory in proportion to the bytes that the file really has.
             block = self._file.read(max(self._block, len(rest)))
+        if is_first and self.is_text and not self._compression:
+            _check_text(self.call, self.path, block[:16])
         self._more = bool(block)
         self._buffer, self._start = rest + block, 0
 
@@ -163,6 +173,20 @@ class RecordReader(ABC, Generic[Record]):
         self._buffer, self._start = b"", 0
         if self._file is not None:
             self._file.close()
+
+
+@lru_cache(maxsize=1024)  # Once for each file, not in each epoch.
+def _check_text(call: str, path: str, start: bytes) -> None:
+    """Logs a warning if a file that is read as text begins as compressed files do."""
+    if packing := name_packing(start):
+        remedy = 'pass compression_type="GZIP"' if packing == "gzip" else "unpack it before"
+        _LOG.warning(
+            "%s: %r is compressed by %s, and its bytes are read as text; %s",
+            call,
+            path,
+            packing,
+            remedy,
+        )
 
 
 def _skip(file: BinaryIO, count: int) -> int:

@@ -16,6 +16,7 @@ class TextReader(RecordReader[bytes]):
     """Whole blocks are split at once; `position` is the byte after the last line given out."""
 
     call = "TextLineDataset"
+    is_text = True
 
     def __init__(
         self,
