@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from penstock.element.ragged import Ragged
-from penstock.errors import InvalidArgumentError, OutOfRangeError
+from penstock.errors import InvalidArgumentError, InvalidTypeError, OutOfRangeError
 
 ROWS = [[1], [2, 3], [], [4, 5, 6]]
 DEEP = [[[1], [2, 3]], [], [[4]]]
@@ -83,6 +83,41 @@ def test_row_splits_must_fit_the_values(splits):
 def test_rows_of_different_lengths_inside_a_row_are_an_error():
     with pytest.raises(InvalidArgumentError, match="differ in length; make it a Ragged first"):
         Ragged.from_rows([[[1], [2, 3]]])
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (5, "rows must be a list of rows, got 5"),
+        ([[1], 2], r"row 1 must be a list or an array, got 2; write a row of one value as \[value"),
+        ([[1], None], "row 1 must be a list or an array, got None; "),
+        ([np.ones(1), np.ones(())], r"row 1 must be a list or an array, got array\(1.\); "),
+        (["ab", "c"], "row 0 must be a list or an array, got 'ab'; "),
+        ([{1, 2}], r"row 0 must be a list or an array, got \{1, 2\}; "),
+    ],
+)
+def test_what_is_no_row_is_refused(rows, message):
+    with pytest.raises(InvalidTypeError, match=f"^Ragged.from_rows: {message}"):
+        Ragged.from_rows(rows)
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([[1], ["a"]], "the rows mix strings and numbers; make a Ragged of each"),
+        ([np.ones((1, 2)), np.ones((1, 3))], r"the values of all rows must have one shape, got"),
+    ],
+)
+def test_rows_that_do_not_go_together_are_refused(rows, message):
+    with pytest.raises(InvalidArgumentError, match=f"^Ragged.from_rows: {message}"):
+        Ragged.from_rows(rows)
+
+
+@pytest.mark.parametrize(
+    "rows", [np.array([[1, 2], [3, 4]]), ((1, 2), (3, 4)), iter([[1, 2], [3, 4]])]
+)
+def test_rows_may_be_an_array_or_an_iterator(rows):
+    assert Ragged.from_rows(rows).to_list() == [[1, 2], [3, 4]]
 
 
 def test_numpy_is_an_array_of_rows():

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from penstock.element import strings
-from penstock.errors import InvalidArgumentError, OutOfRangeError
+from penstock.errors import InvalidArgumentError, InvalidTypeError, OutOfRangeError
 
 Values = "np.ndarray[Any, Any] | Ragged"
 
@@ -54,8 +54,9 @@ class Ragged:
     @classmethod
     def from_rows(cls, rows: Sequence[Any], dtype: Any = None) -> Ragged:
         """A `Ragged` of rows that are sequences, arrays or `Ragged`s."""
+        rows = _list_rows(rows)
         if rows and isinstance(rows[0], Ragged):
-            return cls(Ragged.concat(list(rows)), _splits([len(row) for row in rows]))
+            return cls(Ragged.concat(rows), _splits([len(row) for row in rows]))
         if dtype is not None and np.dtype(dtype).kind in "SU":
             dtype = object
         arrays = [_array(row) if len(row) else np.asarray(row, dtype) for row in rows]
@@ -63,7 +64,7 @@ class Ragged:
         if not filled:
             flat = arrays[0] if arrays else np.zeros(0, dtype or np.float32)
         else:
-            flat = np.concatenate(filled) if len(filled) > 1 else filled[0]
+            flat = _join(filled) if len(filled) > 1 else filled[0]
         flat = flat if dtype is None else flat.astype(dtype, copy=False)
         return cls(flat, _splits([len(array) for array in arrays]))
 
@@ -164,6 +165,47 @@ def _array(values: Any) -> np.ndarray[Any, Any]:
             f"Ragged: the rows of {values!r:.60} differ in length; make it a Ragged first"
         ) from None
     return strings.from_array(array) if array.dtype.kind in "SU" else array
+
+
+def _list_rows(rows: Any) -> list[Any]:
+    try:
+        listed = list(rows)
+    except TypeError:
+        raise InvalidTypeError(
+            f"Ragged.from_rows: rows must be a list of rows, got {rows!r:.60}"
+        ) from None
+    for number, row in enumerate(listed):
+        if not _is_row(row):
+            raise InvalidTypeError(
+                f"Ragged.from_rows: row {number} must be a list or an array, got {row!r:.60}; "
+                "write a row of one value as [value]"
+            )
+    return listed
+
+
+def _is_row(value: Any) -> bool:
+    if isinstance(value, str | bytes | dict | set | frozenset):
+        return False
+    try:
+        return len(value) >= 0
+    except TypeError:  # Also of an array without axes.
+        return False
+
+
+def _join(arrays: list[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
+    """The values of several rows as one array."""
+    if len({array.dtype == object for array in arrays}) > 1:
+        raise InvalidArgumentError(
+            "Ragged.from_rows: the rows mix strings and numbers; make a Ragged of each"
+        )
+    try:
+        return np.concatenate(arrays)
+    except ValueError:
+        shapes = sorted({array.shape[1:] for array in arrays})
+        raise InvalidArgumentError(
+            f"Ragged.from_rows: the values of all rows must have one shape, got {shapes}; make "
+            "each row a Ragged first"
+        ) from None
 
 
 def _splits(lengths: Any) -> np.ndarray[Any, Any]:
