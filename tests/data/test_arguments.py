@@ -15,6 +15,7 @@ from penstock.errors import (
     InvalidArgumentError,
     InvalidTypeError,
     NotADatasetError,
+    OpError,
     OutOfRangeError,
     UnimplementedError,
 )
@@ -600,6 +601,40 @@ def test_headers_that_differ(csv_file: str) -> None:
     other.write_text("x,z\n")
     with pytest.raises(InvalidArgumentError, match="all files must have one header, got"):
         x.make_csv_dataset([csv_file, str(other)], 2)
+
+
+def fail(x: Any) -> Any:
+    raise KeyError("x")
+
+
+@pytest.mark.parametrize(
+    ("name", "make"),
+    [
+        ("bucket_by_sequence_length", lambda d: d.bucket_by_sequence_length(fail, [3], [2, 2])),
+        ("rejection_resample", lambda d: d.rejection_resample(fail, [0.5, 0.5], [0.5, 0.5])),
+    ],
+)
+def test_a_failing_function_is_named_with_the_call_that_got_it(
+    name: str, make: Callable[[Dataset], Dataset]
+) -> None:
+    with pytest.raises(OpError, match=f"^Dataset.{name}: fail at test_arguments.py:.* failed for"):
+        list(make(TEN.map(lambda x: x)))
+
+
+def test_bucket_sizes_are_at_least_1() -> None:
+    made = LENGTHS.bucket_by_sequence_length(len, [3], [2, 0])
+    match = "^Dataset.bucket_by_sequence_length: bucket_batch_sizes must be at least 1, got 0"
+    with pytest.raises(InvalidArgumentError, match=match):
+        list(made)
+
+
+def test_choices_of_a_function_must_be_integers() -> None:
+    made = Dataset.choose_from_datasets([TEN, TEN], Dataset.range(2).map(float))
+    match = (
+        r"^Dataset.choose_from_datasets: choice_dataset must hold int64 scalars, got .*0\.0.*; map"
+    )
+    with pytest.raises(InvalidTypeError, match=match):
+        list(made)
 
 
 def test_options_of_a_dataset_are_frozen() -> None:

@@ -64,7 +64,7 @@ from penstock.launch import register_schemes
 from penstock.missing_names import explain_arguments, missing_from_dataset
 from penstock.plan import codec, nodes, packed, seeds, show
 from penstock.plan.block_lengths import block_lengths
-from penstock.plan.functions import Function, check_function
+from penstock.plan.functions import Function, check_function, wraps_for
 from penstock.plan.nodes import INFINITE, UNKNOWN, Data, Node, known_spec
 from penstock.plan.options import Options
 from penstock.plan.resume import draws_order
@@ -908,7 +908,7 @@ class Dataset(PublicNames, metaclass=_DatasetClass):
         return result
 
     def _add_labels(self, class_func: Function) -> Dataset:
-        @functools.wraps(class_func.call)
+        @wraps_for("rejection_resample", class_func.call)
         def label(*parts: Any) -> tuple[Any, Any]:
             return class_func.call(*parts), parts[0] if len(parts) == 1 else parts
 
@@ -1200,11 +1200,12 @@ class Dataset(PublicNames, metaclass=_DatasetClass):
          [2 2]], [[3 3 3 0]
          [4 4 4 4]]
         """
+        where = "bucket_by_sequence_length"
         buckets = padding.make_buckets(bucket_boundaries, bucket_batch_sizes)
-        length = check_function("Dataset.bucket_by_sequence_length", element_length_func)
+        length = check_function(f"Dataset.{where}", element_length_func)
         plan, is_declared = self._plan, known_spec(self._plan) is not None
 
-        @functools.wraps(element_length_func)
+        @wraps_for(where, element_length_func)
         def bucket(*parts: Any) -> int:
             if element_length_func is len:
                 padding.check_sequence(*parts)

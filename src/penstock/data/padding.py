@@ -137,7 +137,12 @@ class Buckets:
         return bisect_right(self.boundaries, int(length))
 
     def size_of(self, bucket: Any) -> int:
-        return self.sizes[int(bucket)]
+        size = self.sizes[int(bucket)]
+        if size < 1:  # As in TensorFlow, an error when an element comes into the bucket.
+            raise InvalidArgumentError(
+                f"{_BUCKETS}: bucket_batch_sizes must be at least 1, got {size}"
+            )
+        return size
 
     def longest(self, bucket: Any) -> int:
         """The greatest length in a bucket; the last one has none."""

@@ -106,7 +106,7 @@ class Function:
     def given_to(self) -> str:
         """The method of `Dataset` that the user passed it to; empty: the one of its operator."""
         method = _find_method(self.call)
-        return "" if method is None else method.given_to
+        return getattr(self.call, _GIVEN_TO, "") if method is None else method.given_to
 
     @functools.cached_property
     def is_own(self) -> bool:
@@ -161,6 +161,20 @@ def calls_method(name: str, given_to: str) -> Callable[[_Call], _Call]:
 
     def decorate(call: _Call) -> _Call:
         setattr(call, _METHOD_ATTRIBUTE, _Method(name, given_to))
+        return call
+
+    return decorate
+
+
+_GIVEN_TO = "__given_to__"
+
+
+def wraps_for(given_to: str, wrapped: Callable[..., Any]) -> Callable[[_Call], _Call]:
+    """As `functools.wraps`; messages name `given_to`, the method that got the wrapped function."""
+
+    def decorate(call: _Call) -> _Call:
+        functools.update_wrapper(call, wrapped)
+        setattr(call, _GIVEN_TO, given_to)
         return call
 
     return decorate

@@ -21,7 +21,7 @@ from penstock.element.columns import Array
 from penstock.engine.contract import LazyState, State, Stream
 from penstock.engine.inlets import Inlet
 from penstock.engine.streams.merging import StructureCheck
-from penstock.errors import InvalidArgumentError
+from penstock.errors import InvalidArgumentError, InvalidTypeError
 from penstock.plan.nodes import Mix
 
 
@@ -129,6 +129,11 @@ class ChooseStream(Stream):
     def _valid_choices(self, choices: Chunk) -> Array:
         """The choices before the first invalid one; raises if that is the first of all."""
         numbers, count = np.asarray(choices.columns[0]), len(self._parts.feeds)
+        if numbers.ndim != 1 or numbers.dtype.kind not in "iu":
+            raise InvalidTypeError(
+                "Dataset.choose_from_datasets: choice_dataset must hold int64 scalars, got "
+                f"{choices.elements()[0]!r:.60}; map it to numpy.int64(...)"
+            )
         wrong = np.flatnonzero((numbers < 0) | (numbers >= count))
         if len(wrong) and wrong[0] == 0:
             self._choices.unread(choices, 1)
