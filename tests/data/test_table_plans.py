@@ -172,8 +172,16 @@ def test_fill_must_fit_the_column() -> None:
     table = arrow(x=[1, None], s=["a", None])
     with pytest.raises(InvalidArgumentError, match="fill has 'a' for column 'x' of type int64"):
         Dataset.from_arrow(table, fill={"x": "a"})
-    with pytest.raises(InvalidArgumentError, match="fill has 0 for column 's' of type string"):
+    with pytest.raises(
+        InvalidArgumentError, match="fill has 0 for column 's' of type string.*; give a"
+    ):
         Dataset.from_arrow(table, fill={"s": 0})
+    struct = arrow(place=[{"x": 1, "city": "a"}, {"x": 1, "city": None}])
+    match = (
+        "fill has {'x': 0} for column 'place' of type .*; one value fills all fields of a struct"
+    )
+    with pytest.raises(InvalidArgumentError, match=match):
+        Dataset.from_arrow(struct, fill={"place": {"x": 0}})
     with pytest.raises(InvalidArgumentError, match="fill has a value for 'y', but the columns"):
         Dataset.from_arrow(table, fill={"y": 0})
     with pytest.raises(InvalidArgumentError, match="fill=.'a'. fits no column; .* 'x': int64"):

@@ -423,9 +423,19 @@ def check_fill(call: str, fill: Any, kinds: Mapping[str, Any]) -> dict[str, Any]
             )
         if (problem := fits(value, kinds[name])) is not None:
             raise InvalidArgumentError(
-                f"{call}: fill has {value!r} for column {name!r} of type {kinds[name]}: {problem}"
+                f"{call}: fill has {value!r} for column {name!r} of type {kinds[name]}: {problem}; "
+                f"{_fill_remedy(kinds[name])}"
             )
     return dict(fill)
+
+
+def _fill_remedy(kind: Any) -> str:
+    if arrow.types.is_struct(kind):
+        return (
+            "one value fills all fields of a struct, so it must fit each of them; else write the "
+            "fields as columns, or leave the struct out with columns=[...]"
+        )
+    return "give a value that the column can hold, or leave the column out with columns=[...]"
 
 
 def fits(fill: Any, kind: Any) -> str | None:
