@@ -191,7 +191,17 @@ STRUCTURES: list[Case] = [
     (
         lambda: Dataset.from_tensor_slices(([1], [1, 2])),
         InvalidArgumentError,
-        r"rows as the first, got 1 and 2 rows",
+        r"rows as the first, got 1 in \[0\] and 2 in \[1\]",
+    ),
+    (
+        lambda: Dataset.from_tensor_slices({"a": [1], "b": ([2], 5)}),
+        InvalidArgumentError,
+        r"at least one dimension, got np.int32\(5\) \(int32\) in \['b'\]\[1\]; use",
+    ),
+    (
+        lambda: Dataset.range(3).shuffle(),
+        InvalidArgumentError,
+        r"Dataset.shuffle: needs a buffer_size, .* len\(dataset\)",
     ),
     (
         lambda: Dataset.range(3, output_type=5),

@@ -150,3 +150,20 @@ def test_masked_values_are_no_data() -> None:
         next(iter(Dataset.range(1).map(lambda x: masked)))
     whole = Dataset.from_tensor_slices(np.ma.array([1, 2], mask=[0, 0]))
     assert [int(x) for x in whole] == [1, 2]
+
+
+class OnDevice:
+    """Like a tensor of torch that needs a gradient, or that is in the memory of a GPU."""
+
+    shape, dtype = (3,), np.dtype("float32")
+
+    def __array__(self, *arguments: Any, **options: Any) -> Any:
+        raise RuntimeError("Use tensor.detach().numpy() instead.")
+
+
+def test_an_object_that_refuses_to_become_an_array_names_the_call() -> None:
+    text = "a value of type OnDevice cannot be an element: Use tensor.detach"
+    with pytest.raises(InvalidTypeError, match=f"Dataset.from_tensor_slices: {text}"):
+        Dataset.from_tensor_slices(OnDevice())
+    with pytest.raises(InvalidTypeError, match=f"failed for element 0 .*{text}"):
+        list(Dataset.range(1).map(lambda x: OnDevice()))

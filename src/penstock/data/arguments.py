@@ -262,15 +262,17 @@ def positions(where: str, value: Any, count: int) -> np.ndarray[Any, Any]:
 def rows(where: str, value: Any) -> Data:
     """The rows of arrays of one length, as data of a plan."""
     leaves, tree = nest.flatten(element(where, value))
-    lengths = {len(leaf) for leaf in leaves if leaf is not None and _sliceable(where, leaf)}
+    places = zip(nest.leaf_places(tree), leaves, strict=True)
+    lengths = {place: _count_rows(where, place, leaf) for place, leaf in places if leaf is not None}
     if not lengths:
         raise InvalidArgumentError(f"{where}: there is nothing to slice in {describe(value)}")
-    if len(lengths) > 1:
-        raise InvalidArgumentError(
-            f"{where}: all components must have as many rows as the first, got "
-            f"{' and '.join(map(str, sorted(lengths)))} rows"
-        )
-    (length,) = lengths
+    (first, length), *others = lengths.items()
+    for place, other in others:
+        if other != length:
+            raise InvalidArgumentError(
+                f"{where}: all components must have as many rows as the first, got {length} in "
+                f"{first} and {other} in {place}"
+            )
     columns = [[None] * length if leaf is None else _column(leaf) for leaf in leaves]
     # Elements share memory with the caller's arrays, so they are read-only.
     return Data(Chunk(tree, columns, length).as_read_only())
@@ -280,12 +282,13 @@ def _column(leaf: Any) -> Any:
     return list(leaf) if isinstance(leaf, Datasets) else leaf
 
 
-def _sliceable(where: str, leaf: Any) -> bool:
+def _count_rows(where: str, place: str, leaf: Any) -> int:
     if isinstance(leaf, Ragged | Datasets) or (isinstance(leaf, np.ndarray) and leaf.ndim):
-        return True
+        return len(leaf)
+    inside = f" in {place}" if place else ""
     raise InvalidArgumentError(
-        f"{where}: needs arrays with at least one dimension, got {describe(leaf)}; "
-        "use from_tensors for a single element"
+        f"{where}: needs arrays with at least one dimension, got {describe(leaf)}{inside}; use "
+        "from_tensors for a single element"
     )
 
 

@@ -1279,6 +1279,11 @@ class Dataset(PublicNames, metaclass=_DatasetClass):
                 "shuffle(len(dataset)) to shuffle all elements",
                 stacklevel=2,
             )
+        if buffer_size is None:
+            raise InvalidArgumentError(
+                f"{where}: needs a buffer_size, from how many elements the next one is drawn; "
+                "len(dataset), or UNKNOWN_CARDINALITY, shuffles all of them"
+            )
         buffer = check.integer(where, "buffer_size", buffer_size)
         if buffer < 1 and buffer != UNKNOWN:
             raise InvalidArgumentError(

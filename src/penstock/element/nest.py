@@ -94,6 +94,15 @@ def text_of(tree: Tree) -> str:
     return "" if tree.is_leaf() else str(tree)
 
 
+def leaf_places(tree: Tree) -> list[str]:
+    """How code reaches each leaf in a structure; empty where the structure is one leaf.
+
+    >>> leaf_places(flatten({"a": 1, "b": (2, 3)})[1])
+    ["['a']", "['b'][0]", "['b'][1]"]
+    """
+    return [accessor.codify("") for accessor in tree.accessors()]
+
+
 def unflatten(tree: Tree, leaves: Any) -> Any:
     return _unflatten(tree, leaves)
 

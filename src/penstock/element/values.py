@@ -81,11 +81,20 @@ def as_array(value: Any) -> np.ndarray[Any, Any]:
             ".filled(value), or let a second array say which values count"
         )
     if str(getattr(value, "dtype", "")) != "torch.bfloat16":
-        return np.asarray(value)
+        return _convert_foreign(value)
     # torch refuses to convert it, as NumPy alone does not have the dtype.
     bits = value.detach().cpu().view(sys.modules["torch"].int16).numpy()
     bits_as_numbers: np.ndarray[Any, Any] = bits.view(as_dtype("bfloat16").dtype)
     return bits_as_numbers
+
+
+def _convert_foreign(value: Any) -> np.ndarray[Any, Any]:
+    try:
+        return np.asarray(value)
+    except (RuntimeError, TypeError) as error:  # torch: it needs a gradient, or is on a GPU.
+        raise UnfitTypeError(
+            f"penstock: a value of type {type(value).__name__} cannot be an element: {error}"
+        ) from error
 
 
 def _from_mixed_columns(frame: Any, array: np.ndarray[Any, Any]) -> Any:

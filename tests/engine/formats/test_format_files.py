@@ -97,6 +97,7 @@ def memory(tmp_path: Path) -> Iterator[str]:
 
 FAULTS: list[tuple[Exception, type[OpError], str]] = [
     (FileNotFoundError(), NotFoundError, "does not exist"),
+    (FileExistsError(), FailedPreconditionError, "exists already; delete it, or name another path"),
     (IsADirectoryError(), FailedPreconditionError, "is a directory; name the files in it"),
     (NotADirectoryError(), FailedPreconditionError, "leads through a file"),
     (PermissionError(), PermissionDeniedError, "may not be opened by this user"),

@@ -22,7 +22,6 @@ from penstock.errors import (
     ResourceExhaustedError,
     UnavailableError,
     UnfitServerError,
-    UnknownError,
 )
 from penstock.plan.shape import Shape
 from penstock.service.host import journal as journals
@@ -230,7 +229,7 @@ def test_a_folder_that_cannot_be_made(made, tmp_path):
 
 def test_plans_that_cannot_be_kept(made, tmp_path):
     (tmp_path / "plans").write_text("")
-    with pytest.raises(UnknownError, match="dispatcher: .*plans' failed: .* File exists"):
+    with pytest.raises(FailedPreconditionError, match="dispatcher: .*plans' exists already; "):
         made(work_dir=str(tmp_path))
     (tmp_path / "plans").unlink()
     made(work_dir=str(tmp_path))

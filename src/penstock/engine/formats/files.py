@@ -459,6 +459,7 @@ def translate_write_errors(path: str, call: str) -> Iterator[None]:
 _KINDS: tuple[tuple[type[Exception], type[OpError], str], ...] = (
     (ChangedFileError, FailedPreconditionError, "{error}"),
     (FileNotFoundError, NotFoundError, "does not exist"),
+    (FileExistsError, FailedPreconditionError, "exists already; delete it, or name another path"),
     (IsADirectoryError, FailedPreconditionError, "is a directory; name the files in it"),
     (NotADirectoryError, FailedPreconditionError, "leads through a file, not a directory"),
     (PermissionError, PermissionDeniedError, "may not be opened by this user"),

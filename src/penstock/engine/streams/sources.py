@@ -165,7 +165,7 @@ class GeneratorStream(Stream):
             raise InvalidArgumentError(
                 f"Dataset.from_generator: {self._node.function} yielded {value!r:.80} as "
                 f"element {ordinal}, which does not fit the output_signature "
-                f"{self._node.signature}: {cause}"
+                f"{self._node.signature}: {str(cause).removeprefix('penstock: ')}"
             ) from cause
 
     def state(self) -> State:
