@@ -51,6 +51,9 @@ from penstock.service.protocol.messages import (
 
 _LOG = logging.getLogger("penstock.service")
 
+_ATTEMPTS = 3
+"""How often a reader looks for a dataset that the dispatcher forgets meanwhile."""
+
 _PROGRAM = uuid.uuid4().hex
 """A name of this process, together with the process id, which differs in forked children."""
 
@@ -144,15 +147,7 @@ class _Opener:
         node = self._node
         self._check_state(state)
         self._adopt_seeds((state or {}).get("seeds"))
-        info = self._dataset()
-        request = self._request(state, info.dataset_id)
-        try:
-            opened: OpenIterationReply = self._session.call(request)
-        except NotFoundError:
-            if node.input is None:
-                raise
-            request = self._request(state, self._register().dataset_id)
-            opened = self._session.call(request)
+        info, request, opened = self._call_dispatcher(state)
         self._adopt_seeds(opened.seeds)
         if opened.warning:
             _LOG.warning("%s", opened.warning)
@@ -178,6 +173,21 @@ class _Opener:
             take_signs=ReaderSigns(self._context.meters, figures).take,
         )
         return RemoteStream(opening, state, self._leave)
+
+    def _call_dispatcher(
+        self, state: dict[str, Any] | None
+    ) -> tuple[DatasetInfo, OpenIteration, OpenIterationReply]:
+        """Opens the iteration. It retries, because the dispatcher may forget the dataset between
+        two calls, when the last of its other readers leaves."""
+        for left in reversed(range(_ATTEMPTS)):
+            try:
+                info = self._dataset()
+                request = self._request(state, info.dataset_id)
+                return info, request, self._session.call(request)
+            except NotFoundError:
+                if self._node.input is None or not left:
+                    raise
+        raise AssertionError("the last attempt returns or raises")
 
     def _check_state(self, state: dict[str, Any] | None) -> None:
         if state is None:
@@ -210,12 +220,19 @@ class _Opener:
             self._input = with_seeds(self._input, list(seeds))
 
     def _register(self) -> DatasetInfo:
-        registered = self._session.register(
-            self._plan(), self._spec, again=False, refer=self._arrays.refer
-        )
-        if self._arrays.offers and self._uploads is None and not self._session.local:
-            self._uploads = ArrayUploads(self._session.call, self._arrays.offers)
-        return self._session.dataset(registered)
+        """Registers the dataset; again, if the dispatcher forgets it at once, as above."""
+        for left in reversed(range(_ATTEMPTS)):
+            registered = self._session.register(
+                self._plan(), self._spec, again=False, refer=self._arrays.refer
+            )
+            if self._arrays.offers and self._uploads is None and not self._session.local:
+                self._uploads = ArrayUploads(self._session.call, self._arrays.offers)
+            try:
+                return self._session.dataset(registered)
+            except NotFoundError:
+                if not left:
+                    raise
+        raise AssertionError("the last attempt returns or raises")
 
     def _plan(self) -> Node:
         """What workers run. For several readers, one worker runs what cannot be divided."""
