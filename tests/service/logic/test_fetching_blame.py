@@ -25,7 +25,7 @@ def test_a_verdict_says_how_a_process_was_lost() -> None:
     blame = Blame()
     for _ in range(3):
         blame.add("w:1/abc", 0, 5, 9)
-    blame.explain("somebody:1/def", "exited with code 3")
+    blame.explain("worker:1/def", "exited with code 3")
     blame.explain("w:1/abc", "was killed by signal 9 (killed)", "Dataset.from_generator: f")
     assert (
         "3 plan processes crashed one after the other while they computed elements 5 to 8 of "

@@ -113,17 +113,17 @@ def _rebuild_error(kind: str, message: str) -> Exception:
 
 
 class _GroupsStream(FedStream):
-    """Sorts elements into groups by a key; `_add` adds one and returns the key of a full group."""
+    """Sorts elements into groups by a key."""
 
     def __init__(self, source: Stream) -> None:
         super().__init__(source)
         self._count, self._ended = 0, False
 
-    def _add(self, element: Any) -> int | None:
-        raise NotImplementedError
+    def _collect(self, limit: int, add: Callable[[Any], int | None]) -> int | None:
+        """Adds elements until a group is full, whose key it returns, or the input has ended.
 
-    def _collect(self, limit: int) -> int | None:
-        """Adds elements until a group is full, whose key it returns, or the input has ended."""
+        `add` adds an element to its group; it returns the key if that group is now full.
+        """
         try:
             rows = self._feed.pull(limit)
         except StopIteration:
@@ -133,7 +133,7 @@ class _GroupsStream(FedStream):
         try:
             for element in rows.elements():
                 used += 1
-                if (full := self._add(element)) is not None:
+                if (full := add(element)) is not None:
                     break
         finally:
             self._feed.unread(rows, used)
@@ -189,7 +189,7 @@ class GroupByWindowStream(_GroupsStream):
                     raise StopIteration
                 key = min(self._groups)
                 self._emit(key, self._groups.pop(key), None)
-            elif (full := self._collect(limit)) is not None:
+            elif (full := self._collect(limit, self._add)) is not None:
                 self._emit(full, self._groups.pop(full), None)
 
     def _add(self, element: Any) -> int | None:
@@ -252,7 +252,7 @@ class GroupByReducerStream(_GroupsStream):
 
     def pull(self, limit: int) -> Chunk:
         while not self._ended:
-            self._collect(limit)
+            self._collect(limit, self._add)
         if not self._groups:
             raise StopIteration
         key = min(self._groups)

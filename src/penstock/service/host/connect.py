@@ -212,7 +212,7 @@ class _Opener:
                 try:
                     return session.dataset(node.dataset_id)
                 except NotFoundError:
-                    pass  # The dispatcher has restarted without its journal.
+                    pass  # Its last reader has left, or the dispatcher has lost its journal.
         return self._register()
 
     def _adopt_seeds(self, seeds: Sequence[int] | None) -> None:
@@ -220,7 +220,7 @@ class _Opener:
             self._input = with_seeds(self._input, list(seeds))
 
     def _register(self) -> DatasetInfo:
-        """Registers the dataset; again, if the dispatcher forgets it at once, as above."""
+        """Registers the dataset. It retries for the reason that `_call_dispatcher` names."""
         for left in reversed(range(_ATTEMPTS)):
             registered = self._session.register(
                 self._plan(), self._spec, again=False, refer=self._arrays.refer
