@@ -182,8 +182,8 @@ def test_a_missing_or_retyped_column_is_a_bad_file(
     assert said[2] == "Dataset.from_parquet: 2 files could not be read and were left out"
 
 
-def test_damaged_row_groups_are_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    path = tmp_path / "rows.parquet"
+def write_damaged_table(path: Path) -> list[int]:
+    """Writes three row groups of 1000 numbers, the second of which is damaged; returns all."""
     table = pa.table({"x": np.random.default_rng(0).integers(0, 1000, 3000)})
     pa.parquet.write_table(
         table,
@@ -197,8 +197,12 @@ def test_damaged_row_groups_are_left_out(tmp_path: Path, caplog: pytest.LogCaptu
     place = pa.parquet.ParquetFile(path).metadata.row_group(1).column(0).data_page_offset
     data[place : place + 40] = bytes(40)
     path.write_bytes(data)
-    iterator = iter(Dataset.from_parquet(path, on_error="skip"))
-    expected = table["x"].to_pylist()
+    return table["x"].to_pylist()
+
+
+def test_damaged_row_groups_are_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    expected = write_damaged_table(tmp_path / "rows.parquet")
+    iterator = iter(Dataset.from_parquet(tmp_path / "rows.parquet", on_error="skip"))
     assert numbers(iterator) == expected[:1000] + expected[2000:]
     said = messages(caplog)
     assert len(said) == 2
@@ -206,6 +210,18 @@ def test_damaged_row_groups_are_left_out(tmp_path: Path, caplog: pytest.LogCaptu
     assert said[-1].startswith("Dataset.from_parquet: 1000 records, rows or files could not be")
     assert [row.errors for row in iterator.profile().operators] == [0, 1000]
     assert "from_parquet: 1000 errors" in str(iterator.profile())
+
+
+@pytest.mark.parametrize(("skipped", "taken", "errors"), [(0, 1500, 500), (1400, 1000, 600)])
+def test_rows_of_a_damaged_row_group_count_only_where_they_are_wanted(
+    skipped: int, taken: int, errors: int, tmp_path: Path
+) -> None:
+    expected = write_damaged_table(tmp_path / "rows.parquet")
+    table = Dataset.from_parquet(tmp_path / "rows.parquet").skip(skipped).take(taken)
+    iterator = iter(table.ignore_errors())
+    good = expected[skipped:1000] + expected[2000 : max(skipped + taken, 2000)]
+    assert numbers(iterator) == good
+    assert [row.errors for row in iterator.profile().operators][1] == errors
 
 
 def test_lines_of_text_after_a_missing_file(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ class Scripted(Stream):
         self._given += len(chunk)
         return chunk
 
-    def state(self) -> int:
+    def _own_state(self) -> int:
         return self._given
 
 
@@ -81,7 +81,7 @@ class Claiming(Scripted):
         self.calls: list[object] = []
 
     @property
-    def claims(self) -> "Claiming":
+    def remote(self) -> "Claiming":
         return self
 
     def sure(self, limit: int) -> int:
@@ -93,33 +93,37 @@ class Claiming(Scripted):
     def give_back(self, count: int) -> None:
         self.calls.append(("unused", count))
 
+    def interrupt(self) -> None:
+        self.calls.append("interrupt")
+
 
 class Passing(Stream):
     def __init__(self, *inputs: Stream) -> None:
         self.inputs = inputs
 
 
-def test_streams_of_this_process_claim_nothing():
+def test_streams_of_this_process_read_from_no_service():
     stream = Passing(Scripted(1), Passing(Scripted(1)))
-    assert stream.claims is None
+    assert stream.remote is None
     assert not must_settle(stream)
     assert ElementCounter(stream.inputs[0]).pull(5).elements() == [0]
 
 
-def test_a_tap_hands_claims_on():
+def test_a_tap_hands_on_what_is_remote():
     remote = Claiming(9)
-    assert Tap(remote, None).claims is remote
+    assert Tap(remote, None).remote is remote
     assert len(Inlet(Tap(remote, None)).pull(9)) == 2
 
 
 def test_an_operator_is_sure_of_one_element_and_used_all_that_it_pulled():
     remote = Claiming(9)
-    claims = Passing(Scripted(1), Tap(Passing(remote), None)).claims
-    assert claims is not None
-    assert (claims.replays, claims.shared_end, claims.sure(9)) == (False, True, 1)
-    claims.commit(3)
-    claims.give_back(3)
-    assert remote.calls == [("commit", 0)]
+    found = Passing(Scripted(1), Tap(Passing(remote), None)).remote
+    assert found is not None
+    assert (found.replays, found.shared_end, found.sure(9)) == (False, True, 1)
+    found.commit(3)
+    found.give_back(3)
+    found.interrupt()
+    assert remote.calls == [("commit", 0), "interrupt"]
 
 
 def test_where_other_readers_may_take_elements_every_place_is_a_mark(monkeypatch):

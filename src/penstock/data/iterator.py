@@ -106,9 +106,9 @@ class _SharedStream:
         self.end = Ending(owner, self._close, atexit=False)
 
     def _close(self) -> None:
-        left, claims = length_hint(self.rows), self._stream.claims
-        if left and claims is not None:
-            claims.give_back(left)
+        left, remote = length_hint(self.rows), self._stream.remote
+        if left and remote is not None:
+            remote.give_back(left)
         self._stream.close()
 
 
@@ -309,8 +309,8 @@ class Iterator(PublicNames):
 
     def _bookmark(self) -> Bookmark:
         """Marks the element that the caller gets next; `_describe` makes a state of it."""
-        if self._stream is not None and (claims := self._stream.claims) is not None:
-            claims.commit(length_hint(self._rows))
+        if self._stream is not None and (remote := self._stream.remote) is not None:
+            remote.commit(length_hint(self._rows))
         return self._here(), self.position
 
     def _describe(self, bookmark: Bookmark) -> dict[str, Any]:

@@ -107,18 +107,16 @@ def access(node: Node, specs: Specs, take: TakeRows = columns.take) -> Access:
             raise AssertionError(f"{node.label} has no random access: {node.blocked}")
 
 
-def count_failing(node: Node) -> Callable[[int], int]:
+def count_failing(node: Node, position: int) -> int:
     """How many elements from a position on fail, because the block that failed last has them."""
     match node:
         case nodes.TableRows():
-            return open_table(node).count_failing
+            return open_table(node).count_failing(position)
         case nodes.Skip(source, count) | nodes.Tail(source, count):
-            below = count_failing(source)
-            return lambda position: below(position + count)
+            return count_failing(source, position + count)
         case nodes.Take(source) | nodes.AssertCardinality(source):
-            return count_failing(source)
-        case _:
-            return lambda position: 0
+            return max(0, min(count_failing(source, position), node.cardinality - position))
+    return 0
 
 
 def repetition_length(source: Node) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from penstock.element.chunk import Chunk
 from penstock.element.index import Index
 from penstock.engine.access import Access, Epoch
-from penstock.engine.contract import Claims, State, Stream
+from penstock.engine.contract import Remote, State, Stream
 from penstock.engine.formats.file_cache import FileCache, open_cache
 from penstock.engine.formats.remote_requests import RemoteUse, remote_use
 from penstock.plan.options import Options
@@ -63,5 +63,5 @@ class _CachedFiles(Stream):
         return self._stream.save()
 
     @property
-    def claims(self) -> Claims | None:
-        return self._stream.claims
+    def remote(self) -> Remote | None:
+        return self._stream.remote

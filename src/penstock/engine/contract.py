@@ -35,9 +35,10 @@ def copy_state(state: State) -> State:
 
 
 class Stream:
-    """One operator at work. Subclasses pull from `inputs` and keep their own state small.
+    """One operator at work: callers pull from it, save it and close it.
 
-    They implement `pull`, or `pull_needed` if it matters to them how many elements are needed.
+    An operator implements `pull`, or `pull_needed` if it matters to it how many elements are
+    needed. It pulls from `inputs` and keeps its own part of the state small.
     """
 
     inputs: tuple[Stream, ...] = ()
@@ -54,37 +55,25 @@ class Stream:
         """
         return self.pull(limit)
 
-    def skip_failures(self) -> int:
-        """Skips the next elements that fail for the reason of the last one; returns their number.
+    def save(self) -> State:
+        """Where the stream is, counting only what was handed on."""
+        return {"own": self._own_state(), "inputs": self._input_states()}
 
-        For a caller of `pull` that drops failed elements: it need not get an error for each row of
-        a damaged block. A stream that does not know skips nothing.
-        """
-        return 0
-
-    def state(self) -> State:
+    def _own_state(self) -> State:
         """This operator's own part of the state; None if it keeps nothing."""
         return None
 
-    def input_states(self) -> list[State]:
-        """Where the inputs are, counting only what was handed on."""
+    def _input_states(self) -> list[State]:
+        """Where the inputs are, counting only what this operator handed on."""
         return [stream.save() for stream in self.inputs]
 
-    def save(self) -> State:
-        return {"own": self.state(), "inputs": self.input_states()}
-
     @property
-    def claims(self) -> Claims | None:
-        """What this stream settles with other processes; None if there is nothing to settle."""
+    def remote(self) -> Remote | None:
+        """The readers of services among the inputs; None if all elements are made here."""
         for stream in self.inputs:
-            if stream.claims is not None:
-                return _ClaimsOfInputs(self.inputs)
+            if stream.remote is not None:
+                return _RemoteInputs(self.inputs)
         return None
-
-    def interrupt(self) -> None:
-        """Makes a `pull` that blocks in another thread raise."""
-        for stream in self.inputs:
-            stream.interrupt()
 
     def finish(self) -> None:
         """The caller got StopIteration and will not pull again.
@@ -100,11 +89,12 @@ class Stream:
             stream.close()
 
 
-class Claims(Protocol):
-    """What a stream settles with other processes that may take elements of the same sequence.
+class Remote(Protocol):
+    """The part of a stream that reads from a service: all that other processes have to do with it.
 
-    Only what this reader has claimed will come again from a state, so states are exact as long as
-    callers pull no more than `sure` says and call `commit` before they hand out a state.
+    Other processes may take elements of the same sequence. Only what this reader has claimed will
+    come again from a state, so states are exact as long as callers pull no more than `sure` says
+    and call `commit` before they hand out a state.
     """
 
     @property
@@ -127,35 +117,42 @@ class Claims(Protocol):
     def give_back(self, count: int) -> None:
         """Gives the last `count` elements of the last pull back: the caller never used them."""
 
+    def interrupt(self) -> None:
+        """Makes a `pull` that blocks in another thread raise."""
 
-class _ClaimsOfInputs:
-    """The claims of an operator: only one element at a time is sure."""
+
+class _RemoteInputs:
+    """What an operator reads from services: only one element at a time is sure."""
 
     def __init__(self, inputs: tuple[Stream, ...]) -> None:
-        found = (stream.claims for stream in inputs)
-        self._claims = [claims for claims in found if claims is not None]
+        found = (stream.remote for stream in inputs)
+        self._inputs = [remote for remote in found if remote is not None]
 
     @property
     def replays(self) -> bool:
-        return all(claims.replays for claims in self._claims)
+        return all(remote.replays for remote in self._inputs)
 
     @property
     def shared_end(self) -> bool:
-        return any(claims.shared_end for claims in self._claims)
+        return any(remote.shared_end for remote in self._inputs)
 
     def sure(self, limit: int) -> int:
         return limit if self.replays else 1
 
     def commit(self, unused: int = 0) -> None:
         # An element of an operator may be made of many elements of its inputs: all count as used.
-        for claims in self._claims:
-            claims.commit()
+        for remote in self._inputs:
+            remote.commit()
 
     def give_back(self, count: int) -> None:
         """Gives nothing back: the operator has used the elements of its inputs."""
 
+    def interrupt(self) -> None:
+        for remote in self._inputs:
+            remote.interrupt()
+
 
 def must_settle(stream: Stream) -> bool:
     """Whether a state of this stream is exact only for the elements that it has claimed."""
-    claims = stream.claims
-    return claims is not None and not claims.replays
+    remote = stream.remote
+    return remote is not None and not remote.replays

@@ -98,10 +98,10 @@ class MarkedInput:
         return since >= max(20 * self._cost, BUDGET) or must_settle(self.stream)
 
     def pull(self, limit: int, needed: int = 1, rows: int = 0) -> Chunk:
-        claims = self.stream.claims
-        if claims is None:
+        remote = self.stream.remote
+        if remote is None:
             return self._source.pull(limit, needed, rows)
-        return self._source.pull(claims.sure(limit))
+        return self._source.pull(remote.sure(limit))
 
 
 class Inlet:
@@ -189,7 +189,7 @@ class FedStream(Stream):
         """How many elements of its input it has used; a failure is one, too."""
         return self._feed.count
 
-    def input_states(self) -> list[State]:
+    def _input_states(self) -> list[State]:
         return [self._feed.save()]
 
 

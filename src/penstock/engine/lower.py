@@ -185,7 +185,7 @@ def _over(node: Node, streams: tuple[Stream, ...], own: State, context: Context)
         case nodes.Scan():
             return elementwise.ScanStream(node, streams[0], own, _origin(node, context))
         case nodes.IgnoreErrors():
-            return elementwise.IgnoreErrorsStream(streams[0], node)
+            return _ignore_errors(node, streams[0], context)
         case nodes.Prefetch(_, size):
             return _prefetch(streams[0], size, context)
         case nodes.Batch():
@@ -301,16 +301,28 @@ def _access_stream(node: Node, start: int, context: Context) -> Stream:
     stop = node.cardinality if node.cardinality >= 0 else None
     gather = Gather(1 if context.inline else min(cores(), _GATHER_THREADS))
     read = access(node, context.environment.spec, gather)
-    failing = count_failing(node)
     return sources.AccessStream(
-        read,
-        context.epoch,
-        start=start,
-        stop=stop,
-        pure=node.pure,
-        release=gather.stop,
-        count_failing=failing,
+        read, context.epoch, start=start, stop=stop, pure=node.pure, release=gather.stop
     )
+
+
+def _ignore_errors(node: nodes.IgnoreErrors, source: Stream, context: Context) -> Stream:
+    def skip_failing(stream: Stream) -> tuple[Stream, int]:
+        """Opens the input behind a block that cannot be read; returns how many rows that skips.
+
+        Each of the rows would fail like the first one.
+        """
+        position = stream.save()
+        count = count_failing(node.input, position)
+        if not count:
+            return stream, 0
+        stream.close()
+        if (meter := context.meters.of(node.input)) is not None:
+            meter.errors += count
+        return open_plan(node.input, position + count, context), count
+
+    has_blocks = node.input.blocked is None and context.search is None
+    return elementwise.IgnoreErrorsStream(source, node, skip_failing if has_blocks else None)
 
 
 def _batch(node: nodes.Batch, source: Stream, context: Context) -> Stream:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from penstock.element.chunk import Chunk
 from penstock.engine import spans
 from penstock.engine.advice import hint_of
-from penstock.engine.contract import Claims, State, Stream
+from penstock.engine.contract import Remote, State, Stream
 from penstock.engine.figures import CallTimes, Figures, WorkerFigures
 from penstock.engine.formats.remote_requests import RetryCount
 from penstock.engine.spans import SpanRecorder
@@ -214,14 +214,6 @@ class Tap(Stream):
             meter.record(chunk.size, chunk.nbytes, time.perf_counter() - started)
         return chunk
 
-    def skip_failures(self) -> int:
-        skipped = self._stream.skip_failures()
-        if self._position is not None:
-            self._position += skipped
-        if self._meter is not None:
-            self._meter.errors += skipped
-        return skipped
-
     def _note_end(self, error: BaseException) -> None:
         if isinstance(error, StopIteration):
             self._ended = True
@@ -236,5 +228,5 @@ class Tap(Stream):
         return self._stream.save() if self._position is None else self._position
 
     @property
-    def claims(self) -> Claims | None:
-        return self._stream.claims
+    def remote(self) -> Remote | None:
+        return self._stream.remote

@@ -188,7 +188,7 @@ class ParallelMapStream(FedStream):
     def count_used(self) -> int:
         return self._ordinal
 
-    def state(self) -> State:
+    def _own_state(self) -> State:
         oldest = self._oldest()
         done = [list(span) for span in self._spans() if span[1] > oldest]
         if self._ordered and not done and not self._again:
@@ -207,13 +207,13 @@ class ParallelMapStream(FedStream):
             waiting.append(self._results.ordinal if self._ordered else self._task.first)
         return min(waiting, default=self._ordinal)
 
-    def input_states(self) -> list[State]:
+    def _input_states(self) -> list[State]:
         oldest = self._oldest()
         current = [self._task] if self._task is not None else []
         for task in [*current, *self._tasks]:
             if task.first <= oldest < task.first + task.size:
                 return [task.place.after(oldest - task.first).state]
-        return super().input_states()
+        return super()._input_states()
 
     def close(self) -> None:
         self._calling.stop(join=True, drop=True)

@@ -114,8 +114,10 @@ class _Ahead:
             pulling = self.pulling
             self.changed.notify_all()
         self.notify()
-        if pulling:  # Otherwise the stream would apply the interruption to the next pull.
-            self.marked.stream.interrupt()
+        remote = self.marked.stream.remote
+        if pulling and remote is not None:
+            # Only then: else the stream would apply the interruption to the next pull.
+            remote.interrupt()
 
 
 class PrefetchStream(Stream):

@@ -33,7 +33,7 @@ from penstock.element.columns import Column
 from penstock.element.optional import Optional
 from penstock.element.spec import TensorShape
 from penstock.engine.context import Context
-from penstock.engine.contract import Claims, State, Stream
+from penstock.engine.contract import Remote, State, Stream
 from penstock.engine.inlets import ElementCounter, Place, discard
 from penstock.engine.lower import open_plan
 from penstock.engine.meters import Meter
@@ -370,10 +370,10 @@ class CountedInput(Stream):
         return self._source.pull(limit, needed, rows)
 
     @property
-    def claims(self) -> Claims | None:
-        return self.inputs[0].claims
+    def remote(self) -> Remote | None:
+        return self.inputs[0].remote
 
-    def state(self) -> State:
+    def _own_state(self) -> State:
         return self._source.count
 
 

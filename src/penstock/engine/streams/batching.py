@@ -251,14 +251,14 @@ class UnbatchStream(FedStream):
         before = int(ends[element - 1]) if element else 0
         return element, self._given - before
 
-    def state(self) -> State:
+    def _own_state(self) -> State:
         if self._rows is None or self._given >= len(self._rows):
             return self._skip
         return self._at()[1]
 
-    def input_states(self) -> list[State]:
+    def _input_states(self) -> list[State]:
         if self._rows is None or self._given >= len(self._rows):
-            return super().input_states()
+            return super()._input_states()
         return [self._place.after(self._at()[0]).state]
 
 
@@ -318,7 +318,7 @@ class RebatchStream(FedStream):
     def _advance(self) -> None:
         self._turn = (self._turn + 1) % len(self._node.sizes)
 
-    def state(self) -> State:
+    def _own_state(self) -> State:
         if not self._has_empty:
             return self._turn
         return [self._turn, None if self._empty is None else self._empty.elements()[0]]

@@ -143,10 +143,10 @@ class ChooseStream(Stream):
             )
         return numbers[: int(wrong[0])] if len(wrong) else numbers
 
-    def state(self) -> State:
+    def _own_state(self) -> State:
         return list(self._done)
 
-    def input_states(self) -> list[State]:
+    def _input_states(self) -> list[State]:
         return [self._choices.save(), *(feed.save() for feed in self._parts.feeds)]
 
 
@@ -251,7 +251,7 @@ class MixStream(Stream):
             for number, (count, repeats) in enumerate(zip(elements, self._repetitions, strict=True))
         ]
 
-    def state(self) -> State:
+    def _own_state(self) -> State:
         """The state, with its weights, how many draws they decide, and what weights decide `then`.
 
         The last weights decide all draws that were made when the state is copied.
@@ -268,7 +268,7 @@ class MixStream(Stream):
             **({"then": then} if then else {}),
         }
 
-    def input_states(self) -> list[State]:
+    def _input_states(self) -> list[State]:
         return [feed.save() for feed in self._parts.feeds]
 
 

@@ -28,7 +28,7 @@ class TakeStream(Stream):
             raise StopIteration
         return self._feed.pull(min(limit, left))
 
-    def state(self) -> State:
+    def _own_state(self) -> State:
         return self._count - self._feed.count
 
 
@@ -44,7 +44,7 @@ class SkipStream(Stream):
         discard(self.inputs[0], left)
         return self.inputs[0].pull(limit)
 
-    def state(self) -> State:
+    def _own_state(self) -> State:
         return self._left
 
 
@@ -72,7 +72,7 @@ class ShardStream(Stream):
             if len(rows) > start:
                 return rows.take(np.arange(start, len(rows), self._shards))
 
-    def state(self) -> State:
+    def _own_state(self) -> State:
         return self._feed.count
 
 
@@ -88,7 +88,7 @@ class EnumerateStream(Stream):
         stop = self._feed.count
         return pair(leaf(np.arange(stop - len(rows), stop)), rows)
 
-    def state(self) -> State:
+    def _own_state(self) -> State:
         return self._feed.count
 
 
@@ -126,7 +126,7 @@ class UniqueStream(Stream):
             )
         return repr(value.tolist()) if np.ndim(value) else int(value)
 
-    def state(self) -> State:
+    def _own_state(self) -> State:
         return list(self._seen)
 
 
@@ -165,5 +165,5 @@ class AssertCardinalityStream(Stream):
             "give the true number"
         )
 
-    def state(self) -> State:
+    def _own_state(self) -> State:
         return self._feed.count

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -74,12 +75,12 @@ class MapStream(FedStream):
             raise
         return made if rows.numbers is None else made.with_numbers(rows.numbers)
 
-    def state(self) -> State:
+    def _own_state(self) -> State:
         return self._feed.count - len(self._results)
 
-    def input_states(self) -> list[State]:
+    def _input_states(self) -> list[State]:
         if not len(self._results):
-            return super().input_states()
+            return super()._input_states()
         return [self._feed.place.after(self._used - len(self._results)).state]
 
 
@@ -145,11 +146,11 @@ class FilterStream(FedStream):
                 return np.array(made[:index], bool), error
         return np.array(made, bool), None
 
-    def state(self) -> State:
+    def _own_state(self) -> State:
         return self._feed.count - (self._failed is not None)
 
-    def input_states(self) -> list[State]:
-        return super().input_states() if self._failed is None else [self._failed_at.state]
+    def _input_states(self) -> list[State]:
+        return super()._input_states() if self._failed is None else [self._failed_at.state]
 
 
 def _is_flag(value: Any) -> bool:
@@ -173,8 +174,8 @@ class TakeWhileStream(FilterStream):
                 return rows.rows(0, passed)
         raise StopIteration
 
-    def state(self) -> State:
-        return [super().state(), self._ended]
+    def _own_state(self) -> State:
+        return [super()._own_state(), self._ended]
 
 
 _SCANNED = 1024
@@ -221,7 +222,7 @@ class ScanStream(FedStream):
         self._state, output = check_scan(self._calls.where, self._state, result)
         return output
 
-    def state(self) -> State:
+    def _own_state(self) -> State:
         return [self._feed.count, copy_unowned(self._state)]
 
     def save(self) -> State:
@@ -258,10 +259,20 @@ def check_state(where: str, state: Any, new: Any) -> Any:
 
 
 class IgnoreErrorsStream(Stream):
-    """The elements that could be made; for a reader, the records that could be read."""
+    """The elements that could be made; for a reader, the records that could be read.
 
-    def __init__(self, source: Stream, node: IgnoreErrors) -> None:
+    `skip_failing` replaces the input, after a failure, by one without the elements that fail with
+    the last one, and counts them. A damaged block would otherwise raise an error for each row.
+    """
+
+    def __init__(
+        self,
+        source: Stream,
+        node: IgnoreErrors,
+        skip_failing: Callable[[Stream], tuple[Stream, int]] | None,
+    ) -> None:
         self.inputs = (source,)
+        self._skip_failing = skip_failing
         self._dropped = BAD_FILE if node.reader else Exception
         call = node.reader or "Dataset.ignore_errors"
         what = "records, rows or files" if node.reader else "elements"
@@ -277,9 +288,16 @@ class IgnoreErrorsStream(Stream):
             except self._dropped as error:
                 if isinstance(error, OpError) and not error.takes_element:
                     raise
-                count = 1 + self.inputs[0].skip_failures()
+                skipped = self._skip()
                 if self._log is not None:
-                    self._log.add(error, count)
+                    self._log.add(error, 1 + skipped)
+
+    def _skip(self) -> int:
+        if self._skip_failing is None:
+            return 0
+        source, skipped = self._skip_failing(self.inputs[0])
+        self.inputs = (source,)
+        return skipped
 
     def _report(self) -> None:
         if self._log is not None:

@@ -311,7 +311,7 @@ class InterleaveStream(FedStream):
                 self._slots[slot] = self._open_slot(row, self._ordinal, inner, given)
             self._ordinal += 1
 
-    def state(self) -> State:
+    def _own_state(self) -> State:
         slots = [
             [number, slot.ordinal, slot.feed.save(), slot.given]
             for number, slot in enumerate(self._slots)
@@ -319,7 +319,7 @@ class InterleaveStream(FedStream):
         ]
         return {"at": [self._turn, self._taken, self._ordinal], "slots": slots}
 
-    def input_states(self) -> list[State]:
+    def _input_states(self) -> list[State]:
         """The state at the oldest outer element whose dataset is not exhausted."""
         open_slots = [slot for slot in self._slots if slot is not None]
         if open_slots:
@@ -528,5 +528,5 @@ class UnorderedInterleaveStream(InterleaveStream):
         )
         super()._restore(state)
 
-    def state(self) -> State:
-        return {**super().state(), "log": self._logs.begin()}
+    def _own_state(self) -> State:
+        return {**super()._own_state(), "log": self._logs.begin()}

@@ -55,7 +55,7 @@ class ZipStream(Stream):
                 continue
         return True
 
-    def input_states(self) -> list[State]:
+    def _input_states(self) -> list[State]:
         return [feed.save() for feed in self._feeds]
 
 
@@ -117,7 +117,7 @@ class ConcatenateStream(Stream):
             self._current = self._sequels.open(partial(self._open_part, 1))
             self.inputs = (self._current,)
 
-    def state(self) -> State:
+    def _own_state(self) -> State:
         return [self._which, *self._sequels.logs()]
 
 

@@ -78,7 +78,7 @@ class ShuffleStream(FedStream):
                 held[index] = last
         return out
 
-    def state(self) -> State:
+    def _own_state(self) -> State:
         return [self._count, list(self._held)]
 
 
@@ -136,8 +136,8 @@ class RepeatStream(Stream):
         An endless `repeat` ends if no reader got an element in the last one.
         """
         assert self._current is not None
-        claims = self._current.claims
-        produced = self._has_produced or (claims is not None and claims.shared_end)
+        remote = self._current.remote
+        produced = self._has_produced or (remote is not None and remote.shared_end)
         self._current.close()
         self._current, self._feed, self.inputs = None, None, ()
         self._number += 1
@@ -146,8 +146,8 @@ class RepeatStream(Stream):
             self._produced = False
             self._start(self._sequels.open(partial(self._open_repetition, self._number)))
 
-    def state(self) -> State:
+    def _own_state(self) -> State:
         return [self._number, self._has_produced, self._current is None, *self._sequels.logs()]
 
-    def input_states(self) -> list[State]:
+    def _input_states(self) -> list[State]:
         return [None if self._current is None else self._current.save()]

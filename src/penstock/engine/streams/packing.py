@@ -358,7 +358,7 @@ class PackStream(FedStream):
             '"truncate" drops the rest'
         )
 
-    def state(self) -> State:
+    def _own_state(self) -> State:
         """Tokens are copied when the state is: the views of a row never change."""
         begun = self._begun if self._next is None else self._next.begun
         rows = [
@@ -367,9 +367,9 @@ class PackStream(FedStream):
         ]
         return [begun, rows]
 
-    def input_states(self) -> list[State]:
+    def _input_states(self) -> list[State]:
         if self._next is None:
-            return super().input_states()
+            return super()._input_states()
         return [self._feed.place.after(self._next.used).state]
 
     def _copy_tokens(self, views: list[list[Array]]) -> dict[str, Array]:

@@ -33,8 +33,7 @@ class AccessStream(Stream):
     """A plan with random access, from a position on.
 
     Where it calls functions, elements are made one at a time, so that one failure costs one
-    element and nothing is called twice. `count_failing` says how many elements from a position on
-    fail for the reason of the last failure.
+    element and nothing is called twice.
     """
 
     def __init__(
@@ -45,7 +44,6 @@ class AccessStream(Stream):
         stop: int | None,
         pure: bool,
         release: Callable[[], None],
-        count_failing: Callable[[int], int] = lambda position: 0,
     ) -> None:
         self._read = read
         self._epoch = epoch
@@ -53,7 +51,6 @@ class AccessStream(Stream):
         self._stop = stop
         self._pure = pure
         self._release = release
-        self._count_failing = count_failing
         self._most = _MOST_AT_ONCE
         """The most elements that are read at once: few after a failure, then more again."""
 
@@ -76,12 +73,6 @@ class AccessStream(Stream):
         self._position = stop
         self._most = min(2 * self._most, _MOST_AT_ONCE)
         return chunk
-
-    def skip_failures(self) -> int:
-        left = _MOST_AT_ONCE if self._stop is None else self._stop - self._position
-        skipped = min(self._count_failing(self._position), left) if left else 0
-        self._position += skipped
-        return skipped
 
     def save(self) -> State:
         return self._position
@@ -168,7 +159,7 @@ class GeneratorStream(Stream):
                 f"{self._node.signature}: {str(cause).removeprefix('penstock: ')}"
             ) from cause
 
-    def state(self) -> State:
+    def _own_state(self) -> State:
         return self._count
 
     def close(self) -> None:
@@ -299,10 +290,10 @@ class RecordsStream(Stream):
             self._finalizer()
         self._reader = None
 
-    def state(self) -> State:
+    def _own_state(self) -> State:
         return self._begin if self._reader is None else self._reader.position
 
-    def input_states(self) -> list[State]:
+    def _input_states(self) -> list[State]:
         return [self._names.save() if self._reader is None else self._names.place.state]
 
     def close(self) -> None:
@@ -338,7 +329,7 @@ class ChunksStream(Stream):
         self._count += len(chunk)
         return chunk
 
-    def state(self) -> State:
+    def _own_state(self) -> State:
         return self._count
 
 

@@ -101,7 +101,7 @@ class WindowStream(FedStream):
         ]
         return nest.unflatten(members.tree, datasets)
 
-    def state(self) -> State:
+    def _own_state(self) -> State:
         held = [] if self._held is None else self._held.elements()
         failed = [[i, kind_of(e).__name__, str(e)] for i, e in self._failed.items()]
         return [held, failed, self._gap]
@@ -220,7 +220,7 @@ class GroupByWindowStream(_GroupsStream):
         self._current = (key, held)
         self._windows += 1
 
-    def state(self) -> State:
+    def _own_state(self) -> State:
         inner = None if self._inner is None else self._inner.save()
         windows = self._windows - (self._inner is not None)
         return {
@@ -268,7 +268,7 @@ class GroupByReducerStream(_GroupsStream):
         made = self._reduce.plain(ordinal, held, element)
         self._groups[key] = check_state(self._reduce.where, held, made)
 
-    def state(self) -> State:
+    def _own_state(self) -> State:
         groups = [[key, copy_unowned(held)] for key, held in self._groups.items()]
         return {"groups": groups, "at": [self._count, self._ended]}
 

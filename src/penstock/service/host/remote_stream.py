@@ -20,7 +20,7 @@ import msgspec
 
 from penstock.element.chunk import Chunk
 from penstock.element.nest import Tree
-from penstock.engine.contract import Claims, LazyState, State, Stream
+from penstock.engine.contract import LazyState, Remote, State, Stream
 from penstock.engine.endings import Ending
 from penstock.engine.figures import WorkerFigures
 from penstock.engine.pool import check_process
@@ -251,7 +251,7 @@ class RemoteStream(Stream):
         self._bell.ring()
 
     @property
-    def claims(self) -> Claims:
+    def remote(self) -> Remote:
         return self
 
     @property
