@@ -37,7 +37,7 @@ from penstock.service.host.data_client import connect_data
 from penstock.service.host.data_connection import Connection
 from penstock.service.host.plan_store import ArrayUploads
 from penstock.service.host.remote_stream import Opening, RemoteStream
-from penstock.service.host.services import HOME, REGISTERED_SEEDS, Session, borrow
+from penstock.service.host.services import HOME, REGISTERED_SEEDS, Session, borrow, retry_forgotten
 from penstock.service.logic.client import claims_of, known_streams, state_at
 from penstock.service.logic.feeds import Limits
 from penstock.service.protocol.messages import (
@@ -50,9 +50,6 @@ from penstock.service.protocol.messages import (
 )
 
 _LOG = logging.getLogger("penstock.service")
-
-_ATTEMPTS = 3
-"""How often a reader looks for a dataset that the dispatcher forgets meanwhile."""
 
 _PROGRAM = uuid.uuid4().hex
 """A name of this process, together with the process id, which differs in forked children."""
@@ -177,17 +174,14 @@ class _Opener:
     def _call_dispatcher(
         self, state: dict[str, Any] | None
     ) -> tuple[DatasetInfo, OpenIteration, OpenIterationReply]:
-        """Opens the iteration. It retries, because the dispatcher may forget the dataset between
-        two calls, when the last of its other readers leaves."""
-        for left in reversed(range(_ATTEMPTS)):
-            try:
-                info = self._dataset()
-                request = self._request(state, info.dataset_id)
-                return info, request, self._session.call(request)
-            except NotFoundError:
-                if self._node.input is None or not left:
-                    raise
-        raise AssertionError("the last attempt returns or raises")
+        """Opens the iteration of a dataset, which it registers if necessary."""
+
+        def send() -> tuple[DatasetInfo, OpenIteration, OpenIterationReply]:
+            info = self._dataset()
+            request = self._request(state, info.dataset_id)
+            return info, request, self._session.call(request)
+
+        return send() if self._node.input is None else retry_forgotten(send, NotFoundError)
 
     def _check_state(self, state: dict[str, Any] | None) -> None:
         if state is None:
@@ -220,19 +214,17 @@ class _Opener:
             self._input = with_seeds(self._input, list(seeds))
 
     def _register(self) -> DatasetInfo:
-        """Registers the dataset. It retries for the reason that `_call_dispatcher` names."""
-        for left in reversed(range(_ATTEMPTS)):
+        """Registers the dataset."""
+
+        def send() -> DatasetInfo:
             registered = self._session.register(
                 self._plan(), self._spec, again=False, refer=self._arrays.refer
             )
             if self._arrays.offers and self._uploads is None and not self._session.local:
                 self._uploads = ArrayUploads(self._session.call, self._arrays.offers)
-            try:
-                return self._session.dataset(registered)
-            except NotFoundError:
-                if not left:
-                    raise
-        raise AssertionError("the last attempt returns or raises")
+            return self._session.dataset(registered)
+
+        return retry_forgotten(send, NotFoundError)
 
     def _plan(self) -> Node:
         """What workers run. For several readers, one worker runs what cannot be divided."""

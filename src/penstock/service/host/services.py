@@ -14,8 +14,9 @@ import threading
 import uuid
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from penstock.element.columns import Array
 from penstock.engine.endings import Ending
@@ -54,7 +55,21 @@ from penstock.service.protocol.messages import (
 )
 
 _ATTEMPTS = 3
-"""How often a plan is sent, if the dispatcher forgets it before it is registered."""
+"""How often requests are sent that belong together, if the dispatcher forgets between them."""
+
+_Reply = TypeVar("_Reply")
+
+
+def retry_forgotten(send: Callable[[], _Reply], error: type[OpError]) -> _Reply:
+    """Returns what `send` returns, and repeats it after `error`.
+
+    For requests that belong together: the dispatcher forgets a dataset and its plan with their last
+    reader, which may leave between two of them.
+    """
+    for _ in range(_ATTEMPTS - 1):
+        with suppress(error):
+            return send()
+    return send()
 
 
 def greeting() -> Hello:
@@ -156,17 +171,14 @@ class Session:
         return _encode_plan(plan, refer)
 
     def _send_plan(self, request: RegisterDataset, encoded: bytes) -> str:
-        """Stores and registers a plan. It retries, because the dispatcher may drop an equal plan
-        between both calls, when its last reader leaves."""
-        for left in reversed(range(_ATTEMPTS)):
+        """Stores and registers a plan."""
+
+        def send() -> str:
             self._put(request.digest, encoded)
-            try:
-                registered: RegisterDatasetReply = self.call(request)
-                return registered.dataset_id
-            except FailedPreconditionError:
-                if not left:
-                    raise
-        raise AssertionError("the last attempt returns or raises")
+            registered: RegisterDatasetReply = self.call(request)
+            return registered.dataset_id
+
+        return retry_forgotten(send, FailedPreconditionError)
 
     def _put(self, digest: str, encoded: bytes) -> None:
         # The first part is empty, so that a plan that the dispatcher has is not sent.
