@@ -5,6 +5,8 @@ import os
 import pytest
 
 import penstock
+from penstock.data import Dataset
+from penstock.data.experimental import service
 from penstock.errors import InvalidArgumentError
 from penstock.launch import ray_actors, ray_options
 from penstock.launch.hosted_service import WorkerRange
@@ -26,7 +28,7 @@ from penstock.service.protocol import timing
 )
 def test_wrong_urls_are_errors(rest, reason):
     with pytest.raises(InvalidArgumentError, match=f"ray://{rest}: {reason}".replace("?", r"\?")):
-        ray_options.parse_rest(rest)
+        Dataset.range(3).apply(service.distribute("distributed_epoch", f"ray://{rest}"))
 
 
 def test_options_of_a_url():

@@ -97,8 +97,22 @@ def ray(
 
 def register_schemes() -> None:
     """Makes `local://` and `ray://` services, which start when they are first read from."""
-    SCHEMES["local"] = Scheme(_start_local)
-    SCHEMES["ray"] = Scheme(_start_on_ray, _is_launched_on_ray, _find_session_on_ray)
+    SCHEMES["local"] = Scheme(_start_local, check=_check_local)
+    SCHEMES["ray"] = Scheme(
+        _start_on_ray, _is_launched_on_ray, _find_session_on_ray, check=_check_ray
+    )
+
+
+def _check_local(rest: str) -> None:
+    from penstock.launch.hosted_service import parse_local
+
+    parse_local(rest)
+
+
+def _check_ray(rest: str) -> None:
+    from penstock.launch.ray_options import parse_rest
+
+    parse_rest(rest)
 
 
 def _start_local(rest: str) -> HostedService:

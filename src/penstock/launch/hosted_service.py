@@ -165,8 +165,7 @@ os.register_at_fork(after_in_child=_RUNNING.clear)  # They belong to the parent.
 
 def start_local(rest: str) -> HostedService:
     """Starts the service that `local://rest` names, for the readers of one dataset."""
-    count, _, query = rest.partition("?")
-    allowed, dashboard_port = parse_range(count), parse_dashboard_port(rest, query)
+    allowed, dashboard_port = parse_local(rest)
     workers = LocalWorkers(allowed.least, allowed.most)
     with on_error(workers.close):
         config = DispatcherConfig(token=secrets.token_hex(16), dashboard_port=dashboard_port)
@@ -420,25 +419,21 @@ def _wait(program: subprocess.Popen[bytes]) -> int:
         return program.wait()
 
 
-def parse_range(rest: str) -> WorkerRange:
-    """The fewest and the most workers of `local://4` (four) and `local://1..8`."""
-    found = read_range(rest or str(os.cpu_count() or 1))
+def parse_local(rest: str) -> tuple[WorkerRange, int | None]:
+    """The fewest and the most workers, and the port of the dashboard, that `local://rest` names."""
+    count, _, query = rest.partition("?")
+    found = read_range(count or str(os.cpu_count() or 1))
     if found is None:
         raise InvalidArgumentError(
-            f"service.distribute: local://{rest} must name a number of worker processes, like "
+            f"service.distribute: local://{count} must name a number of worker processes, like "
             "local://4, or the fewest and the most of them, like local://1..8"
         )
-    return found
-
-
-def parse_dashboard_port(rest: str, query: str) -> int | None:
-    """The port that `local://4?dashboard_port=8080` names; None without a query."""
     if not query:
-        return None
+        return found, None
     name, _, port = query.partition("=")
     if name != "dashboard_port" or not port.isdecimal() or int(port) > 65535:
         raise InvalidArgumentError(
             f"service.distribute: local://{rest} may only add a port for its dashboard, like "
             "local://4?dashboard_port=8080, or ?dashboard_port=0 for a free one"
         )
-    return int(port)
+    return found, int(port)

@@ -301,6 +301,8 @@ class Scheme(NamedTuple):
     find_session: Callable[[str], Any] | None = None
     """Returns the `Session` with a service that outlives its readers. By default the rest is the
     address of a dispatcher."""
+    check: Callable[[str], object] = lambda rest: None
+    """Raises if the rest names no service, when a dataset is distributed."""
 
 
 SCHEMES: dict[str, Scheme] = {}

@@ -290,7 +290,8 @@ def register_scheme(name: str, serve: Callable[[str], Service]) -> None:
 
     A scheme that is known already keeps whether and how its services are found without readers.
     """
-    SCHEMES[name] = SCHEMES.get(name, Scheme(serve))._replace(start=serve)
+    new = Scheme(serve)
+    SCHEMES[name] = SCHEMES.get(name, new)._replace(start=serve, check=new.check)
 
 
 def parse(service: Any, call: str = "service.distribute") -> tuple[str, str]:
@@ -312,6 +313,7 @@ def parse(service: Any, call: str = "service.distribute") -> tuple[str, str]:
     if scheme not in SCHEMES:
         known = ", ".join(f"{name}://" for name in sorted(SCHEMES))
         raise NotFoundError(f"{call}: the scheme {scheme}:// is not registered; there are {known}")
+    SCHEMES[scheme].check(address)
     return scheme, address
 
 
