@@ -2,17 +2,20 @@
 
     python -m benchmarks.leaving --rounds 5
     python -m benchmarks.leaving --megabytes 0 20 100 --jobs anonymous --readers busy
+    python -m benchmarks.leaving --plans cache cached generator --megabytes 1
 
-Two workers run; the first one computes a stream whose shuffle buffer holds so many megabytes, and
-gets SIGTERM. A *busy* reader takes elements as fast as they come. An *idle* one holds some elements
-and reads nothing until the worker has ended. Each line has the longest time between two elements
-before the signal and after it, and how long the worker took to end. The elements are compared with
-those of a local iterator.
+Two workers run; the first one computes a stream in order, and gets SIGTERM. Plans: a shuffle
+*buffer* that holds so many megabytes; a *cache* in memory in its first pass; one that is full, in
+its second pass (*cached*); and a slow *generator*. A *busy* reader takes elements as fast as they
+come. An *idle* one holds some elements and reads nothing until the worker has ended. Each line has
+the longest time between two elements before the signal and after it, and how long the worker took
+to end. The elements are compared with those of a local iterator.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import signal
 import statistics
@@ -23,7 +26,6 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -31,14 +33,17 @@ import numpy as np
 from penstock.data import Dataset
 from penstock.data.experimental import service
 
+PLANS = ("buffer", "cache", "cached", "generator")
+
 BEFORE, AFTER = 30, 60
 """Elements that are read before and after the signal."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """What is measured: the megabytes that a stream holds, the kind of job, and its reader."""
+    """What is measured: a plan, the megabytes that it holds, the kind of job, and its reader."""
 
+    plan: str
     megabytes: float
     job: str
     reader: str
@@ -53,21 +58,42 @@ class Gaps:
     leaving: float
 
 
-def make_dataset(megabytes: float, element_bytes: int, seconds: float) -> Dataset:
-    """Elements of `seconds` each, which one worker computes in order, behind a shuffle buffer."""
-    count = max(1, round(megabytes * 1e6 / element_bytes))
-    size = element_bytes // 8 if megabytes else 1
+def make_dataset(case: Case, element_bytes: int, seconds: float) -> Dataset:
+    """A plan that one worker computes in order, with elements of `seconds` each."""
+    held = max(1, round(case.megabytes * 1e6 / element_bytes))
+    size = element_bytes // 8 if case.megabytes else 1
 
     def enlarge(x: Any) -> Any:
         return np.full(size, x)
 
     def slow(x: Any) -> Any:
         time.sleep(seconds)
-        return x[0]
+        return x
 
-    numbers = Dataset.range(count + 10 * (BEFORE + AFTER))
-    in_order = numbers.scan(np.int64(0), lambda total, x: (total + x, x))
-    return in_order.map(enlarge).shuffle(count, seed=7).map(slow)
+    def generate() -> Iterator[int]:
+        for x in range(10 * (BEFORE + AFTER)):
+            time.sleep(seconds)
+            yield x
+
+    def count_up(count: int) -> Dataset:
+        return Dataset.range(count).scan(np.int64(0), lambda total, x: (total + x, x))
+
+    match case.plan:
+        case "buffer":
+            numbers = count_up(held + 10 * (BEFORE + AFTER)).map(enlarge)
+            return numbers.shuffle(held, seed=7).map(lambda x: slow(x)[0])
+        case "cache":
+            return count_up(BEFORE + AFTER).map(slow).map(enlarge).cache().repeat().map(_first)
+        case "cached":
+            passed = count_up(BEFORE // 2).map(slow).map(enlarge).cache().repeat()
+            return passed.map(lambda x: slow(x)[0])
+        case "generator":
+            return Dataset.from_generator(generate, output_signature=Dataset.range(1).element_spec)
+    raise ValueError(case.plan)
+
+
+def _first(x: Any) -> Any:
+    return x[0]
 
 
 @contextmanager
@@ -89,10 +115,8 @@ def started(*words: str) -> Iterator[subprocess.Popen[str]]:
 
 def measure(case: Case, element_bytes: int, seconds: float, number: int, staying: int = 1) -> Gaps:
     """One round."""
-    dataset = make_dataset(case.megabytes, element_bytes, seconds)
-    expected = [
-        int(x) for x in make_dataset(case.megabytes, element_bytes, 0.0).take(2 * BEFORE + AFTER)
-    ]
+    dataset = make_dataset(case, element_bytes, seconds)
+    expected = [int(x) for x in make_dataset(case, element_bytes, 0.0).take(2 * BEFORE + AFTER)]
     with service.DispatchServer() as dispatcher:
         address = dispatcher.target.removeprefix("grpc://")
         job = f"job{number}" if case.job == "named" else None
@@ -152,17 +176,19 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=0.05, help="of one element (0.05)")
     parser.add_argument("--element-bytes", type=int, default=1 << 18, help="in the buffer (256 KB)")
     parser.add_argument("--megabytes", type=float, nargs="+", default=[0, 1, 20, 50, 100, 200])
+    parser.add_argument("--plans", nargs="+", default=["buffer"], choices=PLANS)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--jobs", nargs="+", default=["anonymous", "named"])
     parser.add_argument("--readers", nargs="+", default=["busy", "idle"])
     options = parser.parse_args()
     with suppress(OSError):
         print(f"load {os.getloadavg()[0]:.1f}, {os.cpu_count()} cores, seconds: median (range)")
-    print("| buffer | job | reader | before | after SIGTERM | worker ended after |")
+    print("| plan | job | reader | before | after SIGTERM | worker ended after |")
     print("|---|---|---|---|---|---|")
     number = 0
-    for megabytes, job, reader in product(options.megabytes, options.jobs, options.readers):
-        case, rounds = Case(megabytes, job, reader), []
+    asked = (options.plans, options.megabytes, options.jobs, options.readers)
+    for case in itertools.starmap(Case, itertools.product(*asked)):
+        rounds = []
         for _ in range(options.rounds):
             number += 1
             rounds.append(
@@ -171,7 +197,9 @@ def main() -> None:
         columns = zip(*((r.before, r.after, r.leaving) for r in rounds), strict=True)
         before, after, leaving = map(_describe, columns)
         print(
-            f"| {megabytes:g} MB | {job} | {reader} | {before} | {after} | {leaving} |", flush=True
+            f"| {case.plan} {case.megabytes:g} MB | {case.job} | {case.reader} "
+            f"| {before} | {after} | {leaving} |",
+            flush=True,
         )
 
 
