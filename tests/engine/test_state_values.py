@@ -13,6 +13,7 @@ import torch
 import penstock
 from penstock import Dataset
 from penstock.data import TextLineDataset
+from penstock.element.chunk import Chunk
 from penstock.element.ragged import Ragged
 from penstock.engine.contract import copy_state
 from penstock.engine.state_values import ReceivedElements, SentElements, decode, encode
@@ -170,6 +171,15 @@ def test_several_states_of_a_stream_are_passed_on(plan: str, tmp_path: Path) -> 
             next(iterator)
             state = decode(iterator.state_dict()["at"])
             assert repr(pass_on(sent, received, state)[0]) == repr(state)
+
+
+@pytest.mark.parametrize("elements", [[b"a", b""], [(np.int64(1), {"x": np.ones(3)})]])
+def test_a_chunk_comes_back_as_a_chunk(elements: list[Any]) -> None:
+    chunk = Chunk.of(elements)
+    found = decode(json.loads(json.dumps(encode([7, [chunk, chunk]]))))
+    assert found[0] == 7
+    assert [repr(one.elements()) for one in found[1]] == 2 * [repr(elements)]
+    assert found[1][0].tree == chunk.tree
 
 
 def test_an_element_travels_once() -> None:

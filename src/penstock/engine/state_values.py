@@ -1,9 +1,10 @@
 """Users' values in states, as plain values: for JSON, and for workers that continue a stream.
 
 Operators that hold elements save them as they are. In a state that leaves the process, each list of
-such elements, and each single value, is one dict with the key `VALUE_KEY`: its structure with a
-number for each leaf, and the columns (`element/buffers.py` has the format), in text or as bytes. A
-value of a type that columns do not have stays as it is; such a state can only be pickled.
+such elements, each single value, and each chunk of a cache, is one dict with the key `VALUE_KEY`:
+its structure with a number for each leaf, and the columns (`element/buffers.py` has the format), in
+text or as bytes. A value of a type that columns do not have stays as it is; such a state can only
+be pickled.
 
 Two processes that exchange several states of one stream send most elements once: `SentElements`
 numbers what was sent, and in a later state a list of elements is a list of numbers.
@@ -46,6 +47,9 @@ def encode(state: State, as_text: bool = True) -> State:
         return packed or [encode(item, as_text) for item in state]
     if type(state) is dict:
         return _encode_dict(state, as_text)
+    if type(state) is Chunk:
+        packed = _pack_chunk(state, as_text)
+        return state if packed is None else {VALUE_KEY: {**packed[VALUE_KEY], "chunk": True}}
     if type(state) in _PLAIN or not _is_element(state):
         return state
     packed = _pack([state], as_text)
@@ -72,7 +76,13 @@ def _pack(elements: list[Any], as_text: bool) -> dict[str, Any] | None:
     if not elements:
         return None
     try:
-        chunk = Chunk.of(elements)
+        return _pack_chunk(Chunk.of(elements), as_text)
+    except OpError:
+        return None
+
+
+def _pack_chunk(chunk: Chunk, as_text: bool) -> dict[str, Any] | None:
+    try:
         skeleton = nest.unflatten(chunk.tree, list(range(len(chunk.columns))))
         if type(skeleton) not in (int, tuple, dict):
             return None
@@ -130,11 +140,14 @@ def _decode(state: State, known: Sequence[Any]) -> State:
         return {_decode(key, known): _decode(value, known) for key, value in found["pairs"]}
     if "tuple" in found:
         return tuple(_decode(item, known) for item in found["tuple"])
-    elements = _unpack(found)
+    chunk = _unpack(found)
+    if found.get("chunk"):
+        return chunk
+    elements = chunk.elements()
     return elements[0] if found.get("single") else elements
 
 
-def _unpack(found: dict[str, Any]) -> list[Any]:
+def _unpack(found: dict[str, Any]) -> Chunk:
     data = found["data"]
     body = bytearray(data if type(data) is bytes else base64.b64decode(data, validate=True))
     sizes = [measure(column) for column in found["columns"]]
@@ -142,7 +155,7 @@ def _unpack(found: dict[str, Any]) -> list[Any]:
         raise ValueError(f"there should be {sum(sizes)} bytes, but there are {len(body)}")
     columns = unpack(found["columns"], memoryview(body))
     _, tree = nest.flatten(_decode(found["structure"], ()))
-    return Chunk(tree, columns, len(columns[0])).elements()
+    return Chunk(tree, columns, len(columns[0]))
 
 
 class SentElements:

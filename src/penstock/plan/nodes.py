@@ -1359,6 +1359,11 @@ class Store:
 
     def __init__(self) -> None:
         self.chunks: list[Chunk] | None = None
+        self.recording: list[Chunk] = []
+        """What the pass that began last has recorded so far."""
+        self.moved: list[Chunk] = []
+        """The first elements, as another process has recorded them: a pass that resumes behind or
+        among them fills the cache, too."""
         self.partial_passes = 0
         """The number of passes that ended before they filled the cache."""
         self._lock = threading.Lock()
@@ -1369,7 +1374,27 @@ class Store:
         with self._lock:
             if self.chunks is not None:
                 return False
-            self.chunks = chunks
+            self.chunks, self.moved = chunks, []
+            return True
+
+    def list_chunks(self) -> tuple[list[Chunk], bool]:
+        """The elements, and whether these are all; if not, those that a pass has recorded."""
+        full = self.chunks
+        return [*(self.recording if full is None else full)], full is not None
+
+    def add(self, start: int, chunk: Chunk | None, is_full: bool) -> bool:
+        """Adds what another process has from element `start` on; with the last of it, it `is_full`.
+
+        Returns False if elements before `start` are missing.
+        """
+        with self._lock:
+            held = sum(map(len, self.moved))
+            if self.chunks is not None or start > held:
+                return self.chunks is not None
+            if chunk is not None and start + len(chunk) > held:
+                self.moved.append(chunk.rows(held - start, len(chunk)))
+            if is_full:
+                self.chunks, self.moved = self.moved, []
             return True
 
     def __reduce__(self) -> tuple[Any, ...]:

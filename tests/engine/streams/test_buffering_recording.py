@@ -14,6 +14,7 @@ import pytest
 from penstock import TensorSpec, int64
 from penstock.data.dataset import Dataset
 from penstock.data.experimental import assert_cardinality
+from penstock.element.chunk import Chunk
 from penstock.errors import (
     DataLossError,
     FailedPreconditionError,
@@ -64,6 +65,32 @@ def kept(request: Any, tmp_path: Path) -> Callable[[Dataset], Dataset]:
         "snapshot": lambda dataset: dataset.snapshot(tmp_path / "s"),
     }
     return methods[request.param]
+
+
+@pytest.mark.parametrize(
+    ("held", "read", "filled"),
+    [(0, read, False) for read in range(1, COUNT + 1)]
+    + [(COUNT, read, True) for read in range(1, COUNT + 1)]
+    + [(2, 1, True), (2, 2, True)],
+)
+@pytest.mark.parametrize("source", ["counted", "uncounted", "generated"])
+def test_a_resumed_pass_fills_a_cache_with_what_another_process_had_recorded(
+    source: str, held: int, read: int, filled: bool
+) -> None:
+    first, resumed = (SOURCES[source]().map(counted).cache() for _ in range(2))
+    with iter(first) as iterator:
+        found = [int(next(iterator)) for _ in range(read)]
+        state = iterator.state_dict()
+    if held:
+        chunk = Chunk.of([np.int64(x) for x in range(held)])
+        resumed.__plan__.store.add(0, chunk, is_full=False)
+    with iter(resumed) as iterator:
+        iterator.load_state_dict(state)
+        found += map(int, iterator)
+    assert found == list(range(COUNT))
+    MADE.clear()
+    assert [int(x) for x in resumed] == found
+    assert filled is (MADE == [])
 
 
 COMPLETE = [

@@ -23,7 +23,7 @@ import itertools
 import logging
 import os
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 from penstock.element import nest
@@ -111,18 +111,22 @@ class RecordingStream(Stream):
 
     def _begin(self, recorder: Recorder | None, open_input: Open) -> None:
         """Opens the input at its start, even if only the rest is wanted: all is recorded."""
-        if recorder is not None:
-            self._recorder = recorder
-            self._finalizer = weakref.finalize(self, recorder.abandon)
         wanted, self._count = self._count, 0
         try:
-            self._read(open_input(None))
-            if self._looks_ahead:
-                self._feed = Inlet(self.inputs[0])
+            self._record(recorder, lambda: open_input(None))
             discard(self, wanted)
         except BaseException:
             self.close()
             raise
+
+    def _record(self, recorder: Recorder | None, open_rest: Callable[[], Stream]) -> None:
+        """Opens the rest of the input, which is recorded behind what `recorder` has."""
+        if recorder is not None:
+            self._recorder = recorder
+            self._finalizer = weakref.finalize(self, recorder.abandon)
+        self._read(open_rest())
+        if self._looks_ahead:
+            self._feed = Inlet(self.inputs[0])
 
     def pull(self, limit: int) -> Chunk:
         try:
@@ -236,9 +240,9 @@ _CALL = "Dataset.cache"
 class _MemoryRecorder:
     """Fills the store of a cache, unless another pass has done so: its order stays."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, chunks: Sequence[Chunk] = ()) -> None:
         self._store = store
-        self._chunks: list[Chunk] = []
+        self._chunks = store.recording = [*chunks]
 
     def write(self, chunk: Chunk) -> None:
         self._chunks.append(chunk)
@@ -247,6 +251,8 @@ class _MemoryRecorder:
         return self._store.fill(self._chunks)
 
     def abandon(self) -> None:
+        if self._store.recording is self._chunks:
+            self._store.recording = []
         self._chunks = []
 
 
@@ -308,7 +314,7 @@ class CacheStream(RecordingStream):
     """A cache: a complete pass fills it, a partial pass leaves it empty.
 
     A state from within a filling pass resumes with the input, because only that has the same order;
-    the resumed pass does not fill.
+    the resumed pass does not fill, unless another process handed over what it had recorded.
     """
 
     def __init__(self, node: Cache, open_input: Open, state: State) -> None:
@@ -318,11 +324,19 @@ class CacheStream(RecordingStream):
         filled = _open_filled(node, count) if begun is None else None
         self._reads = filled is not None
         if begun is not None:
-            self._read(open_input(begun))
+            self._resume(count, lambda: open_input(begun))
         elif filled is not None:
             self._read(filled)
         else:
             self._begin(_recorder(node), open_input)
+
+    def _resume(self, count: int, open_rest: Callable[[], Stream]) -> None:
+        store = self._node.store
+        known = list(_first_rows(store.moved, count))
+        if store.moved and sum(map(len, known)) == count:
+            self._record(_MemoryRecorder(store, known), open_rest)
+        else:
+            self._read(open_rest())
 
     def _write(self, recorder: Recorder, chunk: Chunk) -> Chunk:
         # All passes over a memory cache hand out the same arrays, so they must be read-only.
@@ -333,6 +347,15 @@ class CacheStream(RecordingStream):
 
     def save(self) -> State:
         return {"count": self._count, "input": None} if self._reads else super().save()
+
+
+def _first_rows(chunks: Iterable[Chunk], count: int) -> Iterator[Chunk]:
+    """The first `count` elements of `chunks`, or as many as there are."""
+    for chunk in chunks:
+        if count <= 0:
+            return
+        yield chunk.rows(0, count)
+        count -= len(chunk)
 
 
 def _open_filled(node: Cache, skip: int) -> Stream | None:
