@@ -44,6 +44,8 @@ class Making:
     work: Work
     meters: ClassVar[OpenedMeters] = OpenedMeters()
     """No engine, no meters."""
+    stores: ClassVar[tuple[()]] = ()
+    """No caches."""
 
     @property
     def random(self) -> bool:

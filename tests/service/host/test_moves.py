@@ -10,9 +10,12 @@ import msgspec
 import numpy as np
 import pytest
 
+from penstock import TensorSpec, int64
 from penstock.data import Dataset
 from penstock.data.dataset import ENVIRONMENT
+from penstock.element.chunk import Chunk
 from penstock.engine.processes.chunk_memory import host_id
+from penstock.engine.state_values import encode
 from penstock.errors import InvalidArgumentError, ResourceExhaustedError
 from penstock.plan.nodes import Node
 from penstock.service.host import moves
@@ -27,6 +30,7 @@ from penstock.service.protocol.data_messages import (
     LARGE_STATE,
     MOST_STATE,
     AddState,
+    CachedPart,
     Done,
     Fetch,
     Impossible,
@@ -206,6 +210,77 @@ def test_elements_are_made_until_the_next_worker_has_loaded_the_plan() -> None:
         assert 0 < len(mark.state) < LARGE_STATE
         assert reader.found + Reader(new).read_all(stop, mark) == expected
         assert made == expected[8:]  # No element is computed twice.
+
+
+@pytest.mark.parametrize("passes", [0, 1], ids=["begun", "full"])
+@pytest.mark.parametrize("size", [1, 512], ids=["small", "large"])
+def test_what_a_cache_holds_moves(
+    monkeypatch: pytest.MonkeyPatch, passes: int, size: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The first pass through the cache, or a later one, continues at the other worker."""
+    monkeypatch.setattr(moves, "PART", 8 << 10)
+    made: list[int] = []
+    count = 50
+    dataset = cached(count, size, made.append)
+    expected = 3 * [x * (x + 1) // 2 for x in range(count)]
+    with peers(dataset) as (old, new):
+        reader = Reader(old, new.info)
+        begin = passes * count + 8
+        for start in range(begin):
+            reader.read(start)
+        stop = leave(old, reader, begin)
+        assert old.gate.wait(60)
+        assert reader.mark is not None
+        assert (reader.mark.ordinal, reader.mark.worker) == (stop, "stays")
+        assert reader.mark.state != b""  # Any worker can continue, though without the cache.
+        assert reader.found + Reader(new).read_all(stop, reader.mark) == expected
+    assert made == expected[:count]  # No element is computed twice.
+    assert not caplog.records
+
+
+def cached(count: int, size: int, made: Any) -> Dataset:
+    """Three passes through a cache of arrays that one worker computes in order."""
+
+    def note(x: Any) -> Any:
+        made(int(x))
+        return np.full(size, x)
+
+    sums = Dataset.range(count).scan(np.int64(0), lambda total, x: (total + x, total + x))
+    arrays = sums.map(note, output_signature=TensorSpec((None,), int64))
+    return arrays.cache().repeat(3).map(lambda x: x[0])
+
+
+def test_a_worker_passes_on_a_cache_that_it_was_given() -> None:
+    made: list[int] = []
+    dataset = cached(30, 1, made.append)
+    with peers(dataset) as (old, new), peers(dataset) as (newer, _):
+        reader, expected = Reader(old, new.info), [int(x) for x in dataset]
+        made.clear()
+        for start in range(8):
+            reader.read(start)
+        stop = leave(old, reader, 8)
+        second = Reader(new, newer.info)
+        second.read(stop, mark=reader.mark)
+        last = leave(new, second, stop + 1)
+        assert new.gate.wait(60)
+        rest = Reader(newer).read_all(last, second.mark)
+        assert reader.found + second.found + rest == expected
+        assert made == expected[:30]
+
+
+def test_a_cache_of_objects_stays_behind(caplog: pytest.LogCaptureFixture) -> None:
+    made: list[int] = []
+    numbers = summed(made.append).take(9).map(lambda x: Dataset.range(1))
+    dataset = numbers.cache().repeat(2).flat_map(lambda x: x)
+    with peers(dataset) as (old, new):
+        reader = Reader(old, new.info)
+        for start in range(12):
+            reader.read(start)
+        stop = leave(old, reader, 12)
+        assert old.gate.wait(60)
+        assert reader.found + Reader(new).read_all(stop, reader.mark) == [0] * 18
+    assert len(made) > 9
+    assert "gets nothing of a cache that holds objects which are not arrays" in caplog.text
 
 
 def test_the_consumers_of_a_coordinated_read_continue_where_the_stream_was() -> None:
@@ -665,6 +740,25 @@ def test_states_are_refused_that_no_stream_needs_or_that_are_damaged() -> None:
         task.add_state(AddState(1, 1, b"", Mark(2, msgspec.msgpack.encode(unknown))))
 
 
+def test_parts_of_caches_are_refused_that_do_not_continue_what_is_there() -> None:
+    task = state_parts(cached(9, 1, print), 2)
+    chunk = msgspec.msgpack.encode(encode(Chunk.of([np.arange(1)] * 2), as_text=False))
+    with pytest.raises(InvalidArgumentError, match="cache 0 from 1 on, but this worker does not"):
+        task.add_state(AddState(1, 1, cached=CachedPart(0, 1, chunk)))
+    with pytest.raises(InvalidArgumentError, match="cache 1 from 0 on, but this worker does not"):
+        task.add_state(AddState(1, 1, cached=CachedPart(1, 0, chunk)))
+    with pytest.raises(InvalidArgumentError, match="what a cache holds arrived damaged"):
+        task.add_state(AddState(1, 1, cached=CachedPart(0, 0, msgspec.msgpack.encode([1]))))
+    [stream] = task._tasks.pool.streams.values()
+    for start in (0, 1, 1):  # Two workers may send the same elements.
+        task.add_state(AddState(1, 1, cached=CachedPart(0, start, chunk)))
+    assert [len(part) for part in stream.plan.stores[0].moved] == [2, 1]
+    task.add_state(AddState(1, 1, cached=CachedPart(0, 3, is_full=True)))
+    task.add_state(AddState(1, 1, cached=CachedPart(0, 0, chunk)))
+    [held] = stream.list_cached()
+    assert ([len(part) for part in held.chunks], held.is_full) == ([2, 1], True)
+
+
 def test_a_worker_keeps_no_more_states_than_it_may_until_they_are_read() -> None:
     task = state_parts(buffered(), 2)
     pool, [stream] = task._tasks.pool, task._tasks.pool.streams.values()
@@ -696,3 +790,10 @@ def test_parts_have_about_as_many_bytes_as_they_may() -> None:
     parts = [[len(x) for x in part] for part in moves.cut_parts(elements, 100)]
     assert parts == [[10, 50, 60], [200], [10]]
     assert list(moves.cut_parts([], 100)) == []
+
+
+def test_chunks_of_a_cache_are_joined_to_parts() -> None:
+    chunks = [Chunk.of([np.int64(x)] * 2) for x in range(6)]
+    parts = [part.elements() for part in moves.cut_chunks(chunks, 3, 40)]
+    assert parts == [[1, 2, 2, 3, 3], [4, 4, 5, 5]]
+    assert list(moves.cut_chunks(chunks, 12, 40)) == []

@@ -16,12 +16,14 @@ from __future__ import annotations
 import logging
 import math
 import selectors
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import msgspec
 
+from penstock.element.chunk import Chunk
 from penstock.engine.contract import State, copy_state
 from penstock.engine.state_values import SentElements, encode
 from penstock.errors import (
@@ -32,11 +34,18 @@ from penstock.errors import (
 )
 from penstock.service.host.data_connection import Connection
 from penstock.service.host.runtime import Runtime
-from penstock.service.host.worker_streams import WorkerStream, encode_state, is_plain, measure_state
+from penstock.service.host.worker_streams import (
+    CachedElements,
+    WorkerStream,
+    encode_state,
+    is_plain,
+    measure_state,
+)
 from penstock.service.logic.worker import Cursor
 from penstock.service.protocol import timing
 from penstock.service.protocol.data_messages import (
     AddState,
+    CachedPart,
     Done,
     Impossible,
     Mark,
@@ -59,10 +68,13 @@ ConnectTo = Callable[[WorkerInfo, Work], Connection]
 
 
 class SavedState(NamedTuple):
-    """The state of a stream before element `ordinal`."""
+    """The state of a stream before element `ordinal`, and what its caches hold."""
 
     ordinal: int
     state: State
+    cached: list[CachedElements]
+    encoded: bytes = b""
+    """The state, if it is small: then it travels through the client, too."""
 
 
 class Move:
@@ -169,28 +181,32 @@ class Move:
         """Copies a large state until little has changed since the last time, then hands over."""
         newest, seconds = self._stream.production.marks.newest, math.inf
         if not newest.small:
-            seconds = sender.send(SavedState(newest.ordinal, newest.state), self._until)
+            cached = self._stream.list_cached()
+            saved = SavedState(newest.ordinal, newest.state, cached)
+            seconds = sender.send(saved, self._until)
         for left in reversed(range(_MOST_COPIES)):
             with self._stream.between_elements(self._until) as cursor:
-                if cursor is None or (saved := self._save(cursor)) is None:
+                if cursor is None or (state := self._save(cursor)) is None:
                     return
+                saved = state
                 if seconds <= timing.SHORT_COPY or not left:
                     self._step_until = self._runtime.now() + timing.SWITCH
                     sender.send(saved, self._step_until)
-                    self._hand_over(Mark(saved.ordinal, b"", self._successor.worker))
+                    self._hand_over(Mark(saved.ordinal, saved.encoded, self._successor.worker))
                     return
             seconds = sender.send(saved, self._until)
 
     def _save(self, cursor: Cursor) -> SavedState | None:
-        """The state, if it is large. With a small one, the client continues elsewhere at once."""
+        """What to send ahead. If nothing is large, the client continues elsewhere at once."""
         try:
             state = copy_state(cursor.stream.save())
             encoded = encode_state(cursor.at, state)
         except Exception as error:
             self._stream.warn_of_state(type(error).__name__)
             return None
-        if encoded is None:
-            return SavedState(cursor.at, state)
+        cached = self._stream.list_cached()
+        if encoded is None or any(cache.chunks for cache in cached):
+            return SavedState(cursor.at, state, cached, encoded or b"")
         self._hand_over(Mark(cursor.at, encoded, self._successor.worker))
         return None
 
@@ -202,13 +218,15 @@ class Move:
 
 
 class StateSender:
-    """Sends states of one stream to another worker, each element of a list only once."""
+    """Sends states of one stream to another worker, each element of a list or cache only once."""
 
     def __init__(self, connection: Connection, runtime: Runtime) -> None:
         self._connection, self._runtime = connection, runtime
         self._selector = runtime.selector()
         self._selector.register(connection, selectors.EVENT_READ)
         self._sent = SentElements()
+        self._sent_cached: dict[int, CacheSent] = {}
+        """By the number of the cache in the plan."""
         self._requests = 0
 
     def open(self, work: Work, until: float) -> None:
@@ -232,6 +250,8 @@ class StateSender:
         Raises DeadlineExceededError at `until`.
         """
         began = self._runtime.now()
+        for number, cache in enumerate(saved.cached):
+            self._send_cached(number, cache, until)
         state, new = self._sent.take_new(saved.state)
         *first, last = [*cut_parts(new, PART)] or [[]]
         for part in first:
@@ -240,9 +260,43 @@ class StateSender:
         self._request(until, _pack(encode(last, as_text=False)), mark)
         return self._runtime.now() - began
 
-    def _request(self, until: float, elements: bytes = b"", mark: Mark | None = None) -> None:
+    def _send_cached(self, number: int, cache: CachedElements, until: float) -> None:
+        """Sends the elements that the other worker does not have.
+
+        Every pass through the cache records the same ones.
+        """
+        sent = self._sent_cached.setdefault(number, CacheSent())
+        if sent.is_over:
+            return
+        for part in cut_chunks(cache.chunks, sent.count, PART):
+            encoded = encode(part, as_text=False)
+            if not is_plain(encoded):
+                sent.is_over = True
+                self._warn_of_cache()
+                return
+            packed = msgspec.msgpack.encode(encoded)
+            self._request(until, cached=CachedPart(number, sent.count, packed))
+            sent.count += len(part)
+        if cache.is_full:
+            self._request(until, cached=CachedPart(number, sent.count, is_full=True))
+            sent.is_over = True
+
+    def _warn_of_cache(self) -> None:
+        _LOG.warning(
+            "worker %s: gets nothing of a cache that holds objects which are not arrays; it "
+            "computes these elements again, and the reader waits meanwhile",
+            self._connection.peer,
+        )
+
+    def _request(
+        self,
+        until: float,
+        elements: bytes = b"",
+        mark: Mark | None = None,
+        cached: CachedPart | None = None,
+    ) -> None:
         self._requests += 1
-        self._connection.send(AddState(self._requests, 1, elements, mark))
+        self._connection.send(AddState(self._requests, 1, elements, mark, cached))
         while True:
             match self._receive(until):
                 case Done():
@@ -255,6 +309,30 @@ class StateSender:
         if left <= 0 or not (self._connection.pending() or self._selector.select(left)):
             raise DeadlineExceededError("it takes too long")
         return self._connection.receive()[0]
+
+
+@dataclass
+class CacheSent:
+    """How many elements of a cache were sent, and whether no others will be."""
+
+    count: int = 0
+    is_over: bool = False
+
+
+def cut_chunks(chunks: Sequence[Chunk], start: int, nbytes: int) -> Iterator[Chunk]:
+    """The elements from `start` on, joined to chunks of about so many bytes."""
+    part: list[Chunk] = []
+    size = 0
+    for chunk in chunks:
+        if start < len(chunk):
+            part.append(chunk.rows(start, len(chunk)))
+            size += part[-1].nbytes
+        start = max(0, start - len(chunk))
+        if size >= nbytes:
+            yield Chunk.join(part)
+            part, size = [], 0
+    if part:
+        yield Chunk.join(part)
 
 
 def cut_parts(elements: list[Any], nbytes: int) -> Iterator[list[Any]]:

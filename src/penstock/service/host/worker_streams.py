@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -28,12 +29,13 @@ from penstock.engine.trail import Trail, turn_of
 from penstock.engine.tuning import machine_memory
 from penstock.errors import (
     DeadlineExceededError,
+    InvalidArgumentError,
     OpError,
     ResourceExhaustedError,
     UnavailableError,
 )
 from penstock.plan.bounds import bound_plan
-from penstock.plan.nodes import Cache, Node, Shard, Store, options_of
+from penstock.plan.nodes import Cache, Node, Shard, Store, options_of, walk_plan
 from penstock.plan.optimize import prepare
 from penstock.plan.shape import PARTIAL_FORMS, Form
 from penstock.plan.splits import piece
@@ -57,6 +59,7 @@ from penstock.service.logic.worker import (
 from penstock.service.protocol import timing
 from penstock.service.protocol.data_messages import (
     LARGE_STATE,
+    CachedPart,
     Fault,
     Mark,
     fault_in_piece,
@@ -110,6 +113,12 @@ class StreamPlan:
     def longest(self) -> int | None:
         """The number of elements, if it is known and the plan has random access."""
         return self.plan.cardinality if self.random and self.plan.cardinality >= 0 else None
+
+    @cached_property
+    def stores(self) -> tuple[Store, ...]:
+        """What its caches hold in memory, in the order of the plan."""
+        nodes = walk_plan(self.plan, into_services=False)
+        return tuple(node.store for node in nodes if isinstance(node, Cache) and not node.filename)
 
     def open(self, state: State, stop: int | None = None, trail: Trail | None = None) -> Stream:
         """Opens the stream at a state; with random access, at a position and up to `stop`.
@@ -206,6 +215,14 @@ def is_plain(state: Any) -> bool:
 
 
 IsCancelled = Callable[[], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class CachedElements:
+    """What a cache holds in memory: all elements if it `is_full`, else those of a begun pass."""
+
+    chunks: list[Chunk]
+    is_full: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -386,6 +403,25 @@ class WorkerStream:
         """Adds a state that another worker saved."""
         with self._changed:
             self.production.marks.add(mark)
+
+    def list_cached(self) -> list[CachedElements]:
+        """What its caches hold in memory, or have recorded so far."""
+        return [CachedElements(*store.list_chunks()) for store in self.plan.stores]
+
+    def add_cached(self, part: CachedPart) -> None:
+        """Adds elements that a cache of another worker holds."""
+        elements = decode(msgspec.msgpack.decode(part.elements)) if part.elements else None
+        if elements is not None and not isinstance(elements, Chunk):
+            raise InvalidArgumentError("distribute: what a cache holds arrived damaged")
+        chunk = None if elements is None else elements.as_read_only()
+        stores = self.plan.stores
+        if not 0 <= part.cache < len(stores) or not stores[part.cache].add(
+            part.start, chunk, part.is_full
+        ):
+            raise InvalidArgumentError(
+                f"distribute: elements of cache {part.cache} from {part.start} on, but this worker "
+                "does not have the elements before them"
+            )
 
     def get_block(self, want: WantedElements, is_cancelled: IsCancelled) -> Block | None:
         """Returns the block with element `want.at`; None at the end, or if the fetch is cancelled.

@@ -96,6 +96,18 @@ class Fetch(Message, frozen=True):
     one. A client that says this knows `Mark.worker` and `Progress.moving`."""
 
 
+class CachedPart(Plain, frozen=True):
+    """What a memory cache holds, from element `start` of the cache on."""
+
+    cache: int
+    """Which of the caches of the plan, in the order of the plan."""
+    start: int
+    elements: bytes = b""
+    """A chunk, encoded as in a state; empty if there is none."""
+    is_full: bool = False
+    """Whether the cache has no further elements."""
+
+
 class AddState(Message, frozen=True):
     """From a worker that leaves: a part of the state of a task, which its client will read here.
 
@@ -108,6 +120,8 @@ class AddState(Message, frozen=True):
     """Elements that the sender has not sent yet, in the order of their numbers."""
     mark: Mark | None = None
     """Behind the last part: the state, with numbers in place of elements."""
+    cached: CachedPart | None = None
+    """A part of what a cache of the stream holds. A worker that ignores it fills the cache anew."""
 
 
 class Release(Message, frozen=True):
