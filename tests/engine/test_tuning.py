@@ -7,7 +7,17 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from penstock.engine.tuning import AUTOTUNE, Budget, CpuUse, Depth, Parallelism, Relocation, cores
+from penstock.engine.tuning import (
+    AUTOTUNE,
+    HANDOVER,
+    Brevity,
+    Budget,
+    CpuUse,
+    Depth,
+    Parallelism,
+    Relocation,
+    cores,
+)
 from penstock.plan.options import Options
 
 MB = 1 << 20
@@ -346,3 +356,42 @@ def test_processes_that_begin_slowly_get_more_time():
     never = Relocation(4)
     assert looks(never, 1.0, 1.0) == [False, True]
     assert [never.note_processes(2, 0.5) for _ in range(11)].count(True) == 1
+
+
+def read_all(brevity: Brevity, cpu: list[float], clock: list[float]) -> str:
+    """Who reads each dataset, one after the other: the caller (c) or a thread (t)."""
+    readers = ""
+    for processor, seconds in zip(cpu, clock, strict=True):
+        here = brevity.expect()
+        readers += "c" if here else "t"
+        if here:
+            brevity.note_here(seconds)
+        else:
+            brevity.note_ahead(processor)
+    return readers
+
+
+def test_the_caller_reads_short_datasets_after_the_first():
+    short = [HANDOVER / 5] * 50
+    assert read_all(Brevity(), short, short) == "t" + "c" * 49
+
+
+def test_threads_read_datasets_that_need_a_processor_for_long():
+    long = [2 * HANDOVER] * 50
+    assert read_all(Brevity(), long, long) == "t" * 50
+
+
+def test_threads_read_from_a_slow_disk_and_trials_become_rare():
+    short, slow = [HANDOVER / 5] * 5000, [100 * HANDOVER] * 5000
+    readers = read_all(Brevity(), short, slow)
+    assert readers.startswith("tc" + "t" * 8)
+    assert readers.count("c") < 12
+    assert "cc" not in readers
+
+
+def test_a_few_slow_datasets_do_not_bring_threads_back():
+    short = [HANDOVER / 5] * 100
+    mixed = [10 * HANDOVER if number % 20 == 19 else HANDOVER / 5 for number in range(100)]
+    brevity = Brevity()
+    assert read_all(brevity, short, mixed) == "t" + "c" * 99
+    assert brevity.failures == 0

@@ -99,8 +99,17 @@ class Context:
         key = derive(self.key, *self.epoch, number)
         meters = self.meters.inner()
         epoch = (*self.epoch, number)
-        inner = replace(self, epoch=epoch, first_epoch=epoch, key=key, meters=meters)
-        return replace(inner, in_order=True, numbered=False, endless=False, trail=None)
+        return replace(
+            self,
+            epoch=epoch,
+            first_epoch=epoch,
+            key=key,
+            meters=meters,
+            in_order=True,
+            numbered=False,
+            endless=False,
+            trail=None,
+        )
 
     @property
     def inline(self) -> bool:

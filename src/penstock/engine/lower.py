@@ -40,7 +40,7 @@ from penstock.engine.streams import (
     sources,
     windowing,
 )
-from penstock.engine.tuning import Budget, Depth, Parallelism, cores
+from penstock.engine.tuning import Brevity, Budget, Depth, Parallelism, cores
 from penstock.engine.user_calls import Origin
 from penstock.errors import FailedPreconditionError
 from penstock.plan import nodes
@@ -199,7 +199,7 @@ def _over(node: Node, streams: tuple[Stream, ...], own: State, context: Context)
         case nodes.Window():
             return windowing.WindowStream(node, streams[0], wrap, own)
         case nodes.GroupByWindow():
-            inner, seed = partial(_inner, context, False), context.inside(0).key
+            inner, seed = partial(_inner, context, None), context.inside(0).key
             return windowing.GroupByWindowStream(
                 node, streams[0], wrap=wrap, open_inner=inner, state=own, seed=seed
             )
@@ -370,7 +370,7 @@ def _prefetch(source: Stream, size: int, context: Context) -> Stream:
 def _interleave(
     node: nodes.Interleave, source: Stream, own: State, context: Context
 ) -> interleaving.InterleaveStream:
-    width = _width(node, context)
+    width, brevity = _width(node, context), Brevity()
     ordered = not (node.loose and width) or context.in_order
     make: Callable[..., interleaving.InterleaveStream]
     if isinstance(node, nodes.Inputs) and context.trail is not None:
@@ -389,7 +389,8 @@ def _interleave(
         node,
         source,
         key=context.inside(0).key,
-        open_inner=partial(_inner, context, width > 0),
+        open_inner=partial(_inner, context, brevity if width else None),
+        brevity=brevity,
         ahead=width,
         numbered=context.numbered,
         state=own,
@@ -403,10 +404,17 @@ def _width(node: nodes.Interleave, context: Context) -> int:
     return Parallelism(node.parallel, Budget.of(context.options)).most + 1
 
 
-def _inner(context: Context, ahead: bool, plan: Node, state: State, number: int) -> Stream:
-    """The stream of a dataset that a function made of outer element `number`."""
+def _inner(
+    context: Context, brevity: Brevity | None, plan: Node, state: State, number: int
+) -> Stream:
+    """The stream of a dataset that a function made of outer element `number`.
+
+    It is read ahead if `brevity` is given.
+    """
     inside = context.inside(number)
     stream = open_plan(plan, state, inside)
-    if not ahead or inside.inline:
+    if brevity is None or inside.inline:
         return stream
-    return PrefetchStream(stream, Depth(_INNER_AHEAD, Budget.of(inside.options), guess=True))
+    depth = Depth(_INNER_AHEAD, Budget.of(inside.options), guess=True)
+    # A function may wait for whatever another dataset does, so threads call it.
+    return PrefetchStream(stream, depth, brevity if plan.pure else None)

@@ -3,6 +3,9 @@
 The thread ends at the end of the data, at a failure (the next pull starts it again), when the
 stream is closed, and when the stream is garbage collected. It must not hold a reference to the
 stream that the caller holds, or that stream would never be collected.
+
+A source that is expected to be short (`Brevity`) is pulled in the caller's thread when its turn
+comes, until it has taken more time than a thread costs.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from penstock.engine.contract import State, Stream
 from penstock.engine.endings import is_collecting
 from penstock.engine.inlets import Demand, MarkedInput, Place
 from penstock.engine.pool import Pool
-from penstock.engine.tuning import Depth
+from penstock.engine.tuning import HANDOVER, Brevity, Depth
 
 _LOOK_SECONDS = 1.0
 """How often a thread that waits for room looks whether the garbage collector has stopped it."""
@@ -49,9 +52,12 @@ class _Ahead:
         outside the lock, because the old and the new value then name the same place."""
         self.notify: Callable[[], None] = lambda: None
         self.demand = Demand(nbytes=4 << 20)
+        self.cpu_seconds = 0.0
+        """The processor time that threads have spent on this source."""
 
     def run(self) -> None:
         """Fills the buffer until `stopping` is set, an element fails, or the source ends."""
+        began = time.thread_time() - self.cpu_seconds
         while True:
             with self.changed:
                 self._wait_for_room()
@@ -72,6 +78,7 @@ class _Ahead:
                 self.demand.record(result, seconds)
             with self.changed:
                 self.pulling = False
+                self.cpu_seconds = time.thread_time() - began
                 self.ready.append((place, result))
                 if isinstance(result, Chunk):
                     self.elements += len(result)
@@ -126,9 +133,13 @@ class PrefetchStream(Stream):
     All fields belong to the caller; `_ahead` is what the thread sees.
     """
 
-    def __init__(self, source: Stream, depth: Depth) -> None:
+    def __init__(self, source: Stream, depth: Depth, brevity: Brevity | None = None) -> None:
         self.inputs = (source,)
         self._ahead = _Ahead(source, depth)
+        self._brevity = brevity
+        self._is_here = False
+        """Whether the caller's thread pulls, because the source is expected to be short."""
+        self._seconds_here = 0.0
         self._pool = Pool(1, "penstock-prefetch", self._ahead.stop)
         self._running: Future[Any] | None = None
         self._place: Place | None = None
@@ -137,9 +148,11 @@ class PrefetchStream(Stream):
         self._pool.stop_with(self)
 
     def start(self) -> None:
-        """Begins to pull, before the caller does."""
-        if not self._ended:
-            self._start()
+        """Begins to pull, before the caller does, unless the source is expected to be short."""
+        if self._running is None and not self._ended:
+            self._is_here = self._brevity is not None and self._brevity.expect()
+            if not self._is_here:
+                self._start()
 
     def notify(self, notify: Callable[[], None]) -> None:
         """Makes the thread call `notify` whenever `ready` may have become true."""
@@ -149,7 +162,8 @@ class PrefetchStream(Stream):
     def ready(self) -> bool:
         """Whether a pull would not wait for the thread."""
         ahead = self._ahead
-        return self._rest is not None or bool(ahead.ready) or self._ended or ahead.stopping
+        waits = self._rest is None and not ahead.ready and not self._is_here
+        return not waits or self._ended or ahead.stopping
 
     def pull(self, limit: int) -> Chunk:
         if self._rest is None:
@@ -164,6 +178,8 @@ class PrefetchStream(Stream):
         if self._ended:
             raise StopIteration
         ahead = self._ahead
+        if self._is_here:
+            return self._pull_here()
         if not ahead.ready:
             self._start()
         with ahead.changed:
@@ -176,7 +192,37 @@ class PrefetchStream(Stream):
         self._stop()
         self._ended = isinstance(result, StopIteration)
         ahead.at = place.after(0 if self._ended else 1)
+        if self._ended and self._brevity is not None and not self._seconds_here:
+            self._brevity.note_ahead(ahead.cpu_seconds)
         raise result
+
+    def _pull_here(self) -> tuple[Place, Chunk]:
+        """Pulls in the caller's thread; starts a thread if the source turns out to be long."""
+        ahead = self._ahead
+        place = ahead.at = ahead.marked.place()
+        started = time.perf_counter()
+        try:
+            chunk = ahead.marked.pull(ahead.depth.elements)
+        except StopIteration:
+            self._ended = True
+            raise
+        except Exception:
+            ahead.at = place.after(1)
+            raise
+        finally:
+            self._note_here(time.perf_counter() - started)
+        ahead.at = place.after(len(chunk))
+        ahead.elements += len(chunk)
+        if not self._is_here:
+            self._start()
+        return place, chunk
+
+    def _note_here(self, seconds: float) -> None:
+        self._seconds_here += seconds
+        if self._ended or self._seconds_here > HANDOVER:
+            self._is_here = False
+            if self._brevity is not None:
+                self._brevity.note_here(self._seconds_here)
 
     def _release(self, count: int) -> None:
         with self._ahead.changed:

@@ -125,6 +125,54 @@ _LATELY = 10.0
 """Seconds over which that fraction is measured."""
 
 
+class Brevity:
+    """Whether datasets are so short that it costs more to read them ahead than it saves.
+
+    At first, threads read them ahead. If a dataset took a thread less processor time than the
+    thread itself costs, the caller reads the next one when its turn comes, as a trial. It reads
+    those that follow as well, until they take it more time by the clock than threads would have
+    cost: a slow disk needs time, but no processor.
+    """
+
+    def __init__(self) -> None:
+        self.failures = 0
+        """How often the caller took too long; then threads should start on all open datasets."""
+        self._is_brief = self._is_due = False
+        self._saved = 0.0
+        """Seconds that the caller has saved without threads; it may lose them again."""
+        self._left, self._pause = 0, _FIRST_PAUSE
+        """After how many datasets the next trial may be, and how many will follow its failure."""
+
+    def expect(self) -> bool:
+        """Whether the caller is to read the next dataset when its turn comes."""
+        is_trial, self._is_due = self._is_due, False
+        return self._is_brief or is_trial
+
+    def note_ahead(self, cpu_seconds: float) -> None:
+        """Notes the processor time of a thread that has read a dataset to its end."""
+        self._left -= 1
+        self._is_due = not self._is_brief and self._left < 0 and cpu_seconds < HANDOVER
+
+    def note_here(self, seconds: float) -> None:
+        """Notes for how long the caller has read a dataset: to its end, or to more than that."""
+        self._saved = min(self._saved + HANDOVER - seconds, _MOST_SAVED)
+        self._is_brief = self._saved > 0
+        if self._saved == _MOST_SAVED:
+            self._pause = _FIRST_PAUSE
+        elif not self._is_brief:
+            self.failures += 1
+            self._saved, self._left, self._pause = 0.0, self._pause, min(2 * self._pause, 1024)
+
+
+HANDOVER = 0.5e-3
+"""Seconds of processor time to read a dataset by a thread of its own, beyond the reading itself.
+
+Measured with files of five lines: 0.55 ms."""
+
+_MOST_SAVED = 16 * HANDOVER
+_FIRST_PAUSE = 8
+
+
 class Parallelism:
     """How many calls at once: climbs as long as the throughput rises with it, then stays.
 

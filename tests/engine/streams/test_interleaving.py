@@ -1,14 +1,18 @@
 """Interleaving in whole rounds: the same elements, states and failures as one block at a time."""
 
 import itertools
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from penstock.data import TextLineDataset
 from penstock.data.dataset import Dataset
 from penstock.element.chunk import Chunk
 from penstock.element.ragged import Ragged
+from penstock.engine import prefetch, tuning
+from penstock.engine.pool import Pool
 from tests.engine.driving import drained, model, opened, pulls, saves
 
 LENGTHS = [9, 3, 12, 0, 7, 1]
@@ -18,10 +22,10 @@ def numbers(first: int, length: int) -> Dataset:
     return Dataset.range(100 * first, 100 * first + length)
 
 
-def interleaved(lengths: list[int], cycle: int, block: int) -> Dataset:
+def interleaved(lengths: list[int], cycle: int, block: int, **options: Any) -> Dataset:
     source = Dataset.from_tensor_slices((np.arange(len(lengths)), np.array(lengths)))
     return source.interleave(
-        lambda first, length: numbers(int(first), int(length)), cycle, block_length=block
+        lambda first, length: numbers(int(first), int(length)), cycle, block, **options
     )
 
 
@@ -113,3 +117,78 @@ def test_elements_of_another_dtype_fail_alone(cycle: int, block: int, ordered: b
         assert drained(opened(plan), limit) == whole
         for count, state in saves(plan, limit):
             assert drained(opened(plan, state), limit) == whole[count:]
+
+
+def set_handover(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    monkeypatch.setattr(tuning, "HANDOVER", seconds)
+    monkeypatch.setattr(prefetch, "HANDOVER", seconds)
+
+
+@pytest.fixture
+def threads(monkeypatch: pytest.MonkeyPatch) -> list[Pool]:
+    """Receives the pool of every thread that is started."""
+    started: list[Pool] = []
+    start = Pool._start
+    monkeypatch.setattr(Pool, "_start", lambda pool: (started.append(pool), start(pool))[1])
+    return started
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+def test_small_files_are_read_without_a_thread_for_each(
+    ordered: bool, tmp_path: Path, threads: list[Pool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_handover(monkeypatch, 1e3)
+    for name in range(100):
+        (tmp_path / f"{name:02}").write_text(f"{name}\n{name}\n")
+    files = Dataset.list_files(f"{tmp_path}/*", shuffle=False)
+    dataset = files.interleave(
+        TextLineDataset, 2, num_parallel_calls=4, deterministic=ordered
+    ).prefetch(0)
+    lines = [int(line) for line in dataset]
+    assert sorted(lines) == sorted([*range(100)] * 2)
+    if ordered:
+        assert lines[:8] == [0, 1, 0, 1, 2, 3, 2, 3]
+    assert 1 <= len(threads) <= 8
+    assert len(list(TextLineDataset(files, num_parallel_reads=4))) == 200
+
+
+def test_datasets_that_call_functions_get_a_thread_for_each(
+    threads: list[Pool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_handover(monkeypatch, 1e3)
+    dataset = Dataset.range(20).interleave(
+        lambda x: Dataset.range(x, x + 2).map(lambda y: y), 2, num_parallel_calls=2
+    )
+    assert len(list(dataset)) == 40
+    assert len(threads) >= 20
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+@pytest.mark.parametrize("handover", [1e3, 0.0, -1.0])
+def test_short_datasets_give_the_same_elements_from_every_state(
+    handover: float, ordered: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long they take: read by the caller, or by threads after their first elements."""
+    set_handover(monkeypatch, handover)
+    monkeypatch.setattr(tuning.Brevity, "expect", lambda self: True)
+    plan = interleaved(LENGTHS, 3, 2, num_parallel_calls=3, deterministic=ordered)._plan
+    whole = model(interleaved(LENGTHS, 3, 2)._plan)
+    for limit in (1, 4, 100):
+        found = drained(opened(plan), limit)
+        assert (found if ordered else sorted(found)) == (whole if ordered else sorted(whole))
+        for count, state in saves(plan, limit):
+            rest = drained(opened(plan, state), limit)
+            assert len(rest) == len(whole) - count
+            assert not ordered or rest == whole[count:]
+
+
+def test_a_failed_trial_starts_the_threads_of_all_open_datasets(threads: list[Pool]) -> None:
+    plan = interleaved([100] * 12, 4, 1, num_parallel_calls=4)._plan
+    stream = opened(plan)._stream
+    stream._brevity._is_brief = True
+    stream.pull(4)
+    assert not threads
+    stream._brevity.note_here(60.0)
+    stream.pull(4)
+    assert len(threads) >= 4
+    stream.close()

@@ -36,6 +36,7 @@ from penstock.engine.trail import (
     inherit_turn,
     put_turn,
 )
+from penstock.engine.tuning import Brevity
 from penstock.engine.user_calls import Calls, FailedCall
 from penstock.errors import InvalidTypeError, OpError
 from penstock.plan.nodes import Interleave
@@ -83,6 +84,7 @@ class InterleaveStream(FedStream):
         *,
         key: int,
         open_inner: OpenInner,
+        brevity: Brevity,
         ahead: int,
         numbered: bool,
         state: State,
@@ -93,6 +95,7 @@ class InterleaveStream(FedStream):
         self._open_inner = open_inner
         self._calls = Calls(node.label, node.function)
         self._slots: list[Slot | None] = [None] * node.cycle
+        self._brevity, self._failures = brevity, 0
         self._ahead = ahead
         self._numbered = numbered
         tried = node.function.trial
@@ -107,7 +110,7 @@ class InterleaveStream(FedStream):
     def pull(self, limit: int) -> Chunk:
         parts: list[Chunk] = []
         count = 0
-        self._look_ahead(self._ahead - sum(slot is not None for slot in self._slots))
+        self._read_ahead()
         until = time.perf_counter() + BUDGET
         weaves = self._node.cycle > 1
         while count < limit:
@@ -247,6 +250,19 @@ class InterleaveStream(FedStream):
             raise slot.error
         self._slots[self._turn] = slot
         return slot
+
+    @property
+    def _open_slots(self) -> int:
+        return sum(slot is not None for slot in self._slots)
+
+    def _read_ahead(self) -> None:
+        """Opens datasets up to the number that is read ahead; starts threads that are missing."""
+        if self._failures != self._brevity.failures:
+            self._failures = self._brevity.failures
+            for slot in [*self._slots, *(slot for _, slot in self._next)]:
+                if isinstance(slot, Slot) and isinstance(slot.stream, PrefetchStream):
+                    slot.stream.start()
+        self._look_ahead(self._ahead - self._open_slots)
 
     def _look_ahead(self, count: int) -> None:
         """Opens the datasets of the next outer elements."""
@@ -399,7 +415,7 @@ class UnorderedInterleaveStream(InterleaveStream):
         super().__init__(node, source, **arguments)
 
     def pull(self, limit: int) -> Chunk:
-        self._look_ahead(self._ahead - self._open_slots)
+        self._read_ahead()
         parts: list[Chunk] = []
         count = 0
         while count < limit and self._turn_to_next(first=not parts):
@@ -420,10 +436,6 @@ class UnorderedInterleaveStream(InterleaveStream):
         if not parts:
             raise StopIteration
         return Chunk.join(parts)
-
-    @property
-    def _open_slots(self) -> int:
-        return sum(slot is not None for slot in self._slots)
 
     def _turn_to_next(self, first: bool) -> bool:
         """Turns to the slot that gives the next element.
@@ -498,7 +510,8 @@ class UnorderedInterleaveStream(InterleaveStream):
     def _is_ready(self, slot: Slot) -> bool:
         if not isinstance(slot.stream, PrefetchStream):
             return True
-        slot.stream.start()
+        if not slot.stream.ready:
+            slot.stream.start()
         return self._ordered or slot.feed.holds or slot.stream.ready
 
     def _open_slot(self, row: Chunk, ordinal: int, state: State = None, given: int = 0) -> Slot:
