@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import itertools
+import math
 import time
 from typing import Any
 
@@ -19,7 +21,7 @@ from penstock.shim import arrays as plain
 from penstock.shim.literals import cast_array, is_literal
 from penstock.tf.operations import axes, dims, elementwise, integer, numbers, operation
 from penstock.tf.ragged_shapes import DynamicRaggedShape
-from penstock.tf.ragged_values import RaggedTensor, SparseTensor, plain_rows, stack_rows
+from penstock.tf.ragged_values import RaggedTensor, SparseTensor, plain_rows, wrap_rows
 from penstock.tf.values import (
     Array,
     Tensor,
@@ -27,6 +29,7 @@ from penstock.tf.values import (
     has_any,
     list_leaves,
     operand_dtype,
+    plain_leaf,
     quotient_dtype,
     to_array,
 )
@@ -36,7 +39,12 @@ from penstock.tf.variable_updates import add_up
 @operation
 def constant(value: Any, dtype: Any = None, shape: Any = None, name: str | None = None) -> Any:
     """A tensor of a value."""
-    given = to_array(value) if isinstance(value, Tensor) else value
+    if isinstance(value, Tensor) and dtype is not None and value.dtype != as_dtype(dtype):
+        raise InvalidTypeError(
+            f"tf.constant: a tensor of {value.dtype.name} was given, and dtype is "
+            f"{as_dtype(dtype).name}; use tf.cast"
+        )
+    given = to_array(value) if isinstance(value, Tensor | TensorShape) else value
     if is_literal(value):
         given = to_array(value, dtype, "constant")
     return plain.constant(given, dtype, None if shape is None else dims("constant", shape))
@@ -90,19 +98,29 @@ def cast(x: Any, dtype: Any, name: str | None = None) -> Any:
 def saturate_cast(value: Any, dtype: Any, name: str | None = None) -> Any:
     """The values in another dtype; a value that does not fit becomes its least or greatest."""
     array, target = to_array(value), as_dtype(dtype)
-    if target.is_integer and array.dtype.kind in "iuf":
-        wide = array.astype(np.float64) if array.dtype.kind == "f" else array
-        array = clip_to_integers(wide, target.dtype)
+    if target.dtype.kind in "iuf" and array.dtype.kind in "iuf":
+        array = clip_to_limits(array, target.dtype)
     return cast_array(array, target)
 
 
-def clip_to_integers(array: Array, dtype: np.dtype[Any]) -> Array:
-    """The numbers; a number that a dtype of integers does not have becomes its nearest value."""
-    limits = np.iinfo(dtype)
-    if array.dtype.kind == "f":
-        return np.clip(array, float(limits.min), float(limits.max))
-    own = np.iinfo(array.dtype)
-    return np.clip(array, max(limits.min, own.min), min(limits.max, own.max))
+def clip_to_limits(array: Array, dtype: np.dtype[Any]) -> Array:
+    """The numbers; a number that a dtype does not have becomes its nearest value.
+
+    The nearest value is one that the dtype of the array has: 2147483520 of float32 for int32.
+    """
+    limits: Any = np.finfo(dtype) if dtype.kind == "f" else np.iinfo(dtype)
+    if array.dtype.kind != "f":
+        own = np.iinfo(array.dtype)
+        low, high = max(limits.min, own.min), min(limits.max, own.max)
+        return np.clip(array, array.dtype.type(low), array.dtype.type(high))
+    most = np.finfo(array.dtype).max
+    ends = [
+        array.dtype.type(np.clip(float(end), -float(most), float(most)))
+        for end in (limits.min, limits.max)
+    ]
+    if float(ends[1]) > float(limits.max):
+        ends[1] = np.nextafter(ends[1], array.dtype.type(0))
+    return np.clip(array, *ends)
 
 
 @operation
@@ -192,7 +210,9 @@ def one_hot(
     name: str | None = None,
 ) -> Any:
     """Vectors with `on_value` at an index and `off_value` elsewhere."""
-    places = numbers("one_hot", indices, "iu")
+    is_empty = isinstance(indices, list | tuple) and not np.size(indices)
+    places = numbers("one_hot", to_array(indices, np.int32) if is_empty else indices, "iu")
+    count = integer("one_hot", "depth", depth)
     if dtype is None:
         given = on_value if on_value is not None else off_value
         dtype = np.float32 if given is None else to_array(given).dtype
@@ -202,9 +222,9 @@ def one_hot(
     if kind.name != "bool":
         on = to_array(1 if on_value is None else on_value, kind)
         off = to_array(0 if off_value is None else off_value, kind)
-    if int(depth) < 0:
-        raise InvalidArgumentError(f"tf.one_hot: depth must not be negative, got {int(depth)}")
-    hot = places[..., None] == np.arange(int(depth))
+    if count < 0:
+        raise InvalidArgumentError(f"tf.one_hot: depth must not be negative, got {count}")
+    hot = places[..., None] == np.arange(count)
     made = np.where(hot, on, off).astype(kind.dtype, copy=False)
     return made if axis in (None, -1) else np.moveaxis(made, -1, int(axis))
 
@@ -233,14 +253,21 @@ def reshape(tensor: Any, shape: Any, name: str | None = None) -> Any:
     """The same values in another shape; a size of -1 is computed from the number of values."""
     if isinstance(shape, DynamicRaggedShape):
         return shape.fill(to_array(tensor))
-    array, wanted = to_array(tensor), dims("reshape", shape)
+    flat = tensor.flat_values if isinstance(tensor, RaggedTensor) else tensor
+    array, wanted = to_array(flat), dims("reshape", shape)
+    if not array.size and 0 in wanted and -1 in wanted:
+        # Sizes of 0 do not count, so the open size is that of the other ones.
+        have, said = ([n for n in sizes if n > 0] for sizes in (array.shape, wanted))
+        open_size = math.prod(have) // math.prod(said)
+        wanted = tuple(open_size if n == -1 else n for n in wanted)
     return array.reshape(wanted)
 
 
 @operation
 def ensure_shape(x: Any, shape: Any, name: str | None = None) -> Any:
     """The tensor itself, if it has this shape."""
-    array, wanted = to_array(x), TensorShape(shape)
+    given = shape.numpy().tolist() if isinstance(shape, Tensor) else shape
+    array, wanted = to_array(x), TensorShape(given)
     if not wanted.fits(array.shape):
         raise InvalidArgumentError(
             f"tf.ensure_shape: the shape is {array.shape}, but must fit {wanted}"
@@ -258,9 +285,17 @@ def transpose(a: Any, perm: Any = None, conjugate: bool = False, name: str | Non
 @operation
 def expand_dims(input: Any, axis: Any, name: str | None = None) -> Any:
     """A dimension of 1 more."""
+    place = _only("expand_dims", axis)
     if isinstance(input, RaggedTensor):
-        return _expand_ragged(input, integer("expand_dims", "axis", axis))
-    return np.expand_dims(to_array(input), integer("expand_dims", "axis", axis))
+        return _expand_ragged(input, place)
+    return np.expand_dims(to_array(input), place)
+
+
+def _only(call: str, axis: Any) -> int:
+    """An axis, or the one that a list has."""
+    if np.size(axis) != 1:
+        raise InvalidArgumentError(f"tf.{call}: axis must be one integer, got {axis!r}")
+    return integer(call, "axis", axis if np.ndim(axis) == 0 else axis[0])
 
 
 def _expand_ragged(rows: RaggedTensor, axis: int) -> RaggedTensor:
@@ -297,7 +332,9 @@ def _squeeze_ragged(rows: RaggedTensor, axis: int | None) -> Any:
 def concat(values: Any, axis: Any, name: str | None = None) -> Any:
     """Tensors one after another along an existing dimension."""
     if isinstance(values, list | tuple) and any(isinstance(one, RaggedTensor) for one in values):
-        return _concat_ragged(values, int(axis))
+        return _concat_ragged(values, integer("concat", "axis", axis))
+    if not isinstance(values, list | tuple):
+        return to_array(values)  # One tensor alone.
     arrays = _to_one_dtype("concat", values)
     if arrays[0].ndim == 0:
         raise InvalidArgumentError("tf.concat: needs tensors with dimensions, got single values")
@@ -307,11 +344,32 @@ def concat(values: Any, axis: Any, name: str | None = None) -> Any:
     return np.concatenate(arrays, place)
 
 
-def _concat_ragged(values: Any, axis: int) -> RaggedTensor:
+def _concat_ragged(values: Any, axis: int) -> Any:
     parts = _as_ragged(values)
+    rank = len(parts[0].shape)
+    if not -rank <= axis < rank:
+        raise InvalidArgumentError(f"tf.concat: axis must be in [{-rank}, {rank}), got {axis}")
+    return wrap_rows(_join_rows(parts, axis % rank))
+
+
+def _join_rows(parts: list[Any], axis: int) -> Any:
+    """Ragged rows one after another: as more rows, as longer rows, or inside of the rows."""
     if axis == 0:
-        return RaggedTensor(Ragged.concat(parts))
-    return stack_rows([np.concatenate(row) for row in zip(*parts, strict=True)])
+        return Ragged.concat(parts)
+    if len({len(part) for part in parts}) > 1:
+        raise InvalidArgumentError(
+            f"tf.concat: the tensors have {[len(part) for part in parts]} rows"
+        )
+    if axis == 1:
+        order = np.arange(sum(map(len, parts))).reshape(len(parts), -1).T.ravel()
+        rows = Ragged.concat(parts).take(order)
+        return Ragged(rows.flat, rows.row_splits[:: len(parts)])
+    inner = [part.flat for part in parts]
+    if not all(np.array_equal(part.row_lengths, parts[0].row_lengths) for part in parts):
+        raise InvalidArgumentError("tf.concat: the rows of the tensors differ in length")
+    joined = _join_rows(inner, axis - 1) if isinstance(inner[0], Ragged) else None
+    joined = np.concatenate(inner, axis - 1) if joined is None else joined
+    return Ragged(joined, parts[0].row_splits - parts[0].row_splits[0])
 
 
 def _as_ragged(values: Any) -> list[Ragged]:
@@ -334,14 +392,15 @@ def stack(values: Any, axis: Any = 0, name: str | None = "stack") -> Any:
     """Tensors of one shape side by side, along a new dimension."""
     if not isinstance(values, list | tuple | Tensor | np.ndarray):
         raise InvalidTypeError(f"tf.stack: needs a list of tensors, got {values!r}")
+    place = integer("stack", "axis", axis)
     if any(isinstance(one, RaggedTensor) for one in values):
-        return _stack_ragged(values, int(axis))
-    if not len(values) and int(axis) == 0:
+        return _stack_ragged(values, place)
+    if not len(values) and place == 0:
         return np.zeros(0, np.float32)
-    if int(axis) == 0 and has_any(list_leaves(values), (Tensor, bool, int, float)):
+    if place == 0 and has_any(list_leaves(values), (Tensor, bool, int, float)):
         with contextlib.suppress(InvalidArgumentError, InvalidTypeError):
             return to_array(list(values), None, "tf.stack")
-    return np.stack(_to_one_dtype("stack", values), int(axis))
+    return np.stack(_to_one_dtype("stack", values), place)
 
 
 def _stack_ragged(values: Any, axis: int) -> RaggedTensor:
@@ -357,7 +416,7 @@ def _stack_ragged(values: Any, axis: int) -> RaggedTensor:
 @operation
 def unstack(value: Any, num: Any = None, axis: Any = 0, name: str | None = "unstack") -> Any:
     """The slices along a dimension, as a list."""
-    array = np.moveaxis(to_array(value), int(axis), 0)
+    array = np.moveaxis(to_array(value), integer("unstack", "axis", axis), 0)
     if num is not None and int(num) != len(array):
         raise InvalidArgumentError(f"tf.unstack: num is {num}, but there are {len(array)} slices")
     return list(array)
@@ -368,6 +427,8 @@ def split(
     value: Any, num_or_size_splits: Any, axis: Any = 0, num: Any = None, name: str | None = "split"
 ) -> Any:
     """Parts along a dimension: as many as said, or of the sizes said."""
+    if isinstance(value, RaggedTensor):
+        return _split_ragged(value, num_or_size_splits, axis)
     array, sizes = to_array(value), to_array(num_or_size_splits)
     if sizes.ndim == 0:
         if int(sizes) < 1:
@@ -384,6 +445,15 @@ def split(
             f"tf.split: the sizes {lengths.tolist()} do not add up to {array.shape[int(axis)]}"
         )
     return np.split(array, np.cumsum(lengths)[:-1], int(axis))
+
+
+def _split_ragged(rows: RaggedTensor, num_or_size_splits: Any, axis: Any) -> list[RaggedTensor]:
+    if integer("split", "axis", axis) != 0:
+        raise InvalidArgumentError(
+            f"tf.split: ragged rows only along axis 0, got {axis}; loop over the rows"
+        )
+    parts: Any = split(np.arange(len(rows)), num_or_size_splits)
+    return [RaggedTensor(rows.ragged.take(np.asarray(part))) for part in parts]
 
 
 @operation
@@ -410,8 +480,12 @@ def pad(
     if how != "constant":
         _check_mirror(array, widths, int(how == "reflect"))
         return np.pad(array, widths, how)
-    filling = b"" if array.dtype.kind == "O" and constant_values == 0 else constant_values
-    value = to_array(filling, array.dtype, "pad")
+    is_default = type(constant_values) is int and constant_values == 0
+    value = (
+        np.zeros((), array.dtype) if is_default else to_array(constant_values, array.dtype, "pad")
+    )
+    if is_default and array.dtype.kind == "O":
+        value = to_array(b"")
     pairs = list(zip(widths.tolist(), array.shape, strict=True))
     result = np.empty([before + size + after for (before, after), size in pairs], array.dtype)
     result[...] = value
@@ -449,6 +523,8 @@ def _tile_rows(rows: Any, times: tuple[int, ...]) -> Any:
 @operation
 def repeat(input: Any, repeats: Any, axis: Any = None, name: str | None = None) -> Any:
     """Every value (or row) several times."""
+    if isinstance(input, RaggedTensor) and axis is None:
+        return np.repeat(plain_leaf(input.flat_values), to_array(repeats))
     return np.repeat(to_array(input), to_array(repeats), axes(axis))
 
 
@@ -464,13 +540,19 @@ def broadcast_to(input: Any, shape: Any, name: str | None = None) -> Any:
 def reverse(tensor: Any, axis: Any, name: str | None = None) -> Any:
     """The values in reverse along the given dimensions."""
     if isinstance(tensor, RaggedTensor):
-        return RaggedTensor(_reverse_ragged(tensor.ragged, dims("reverse", axis)))
+        rank = len(tensor.shape)
+        return RaggedTensor(
+            _reverse_rows(tensor.ragged, {one % rank for one in dims("reverse", axis)})
+        )
     return np.flip(to_array(tensor), dims("reverse", axis)).copy()
 
 
-def _reverse_ragged(ragged: Ragged, places: tuple[int, ...]) -> Ragged:
-    rows = [row[::-1] if 1 in places or -1 in places else row for row in ragged]
-    return Ragged.from_rows(rows[::-1] if 0 in places else rows, ragged.dtype)
+def _reverse_rows(rows: Any, places: set[int]) -> Any:
+    if not isinstance(rows, Ragged):
+        return np.flip(rows, tuple(places))
+    inner = {place - 1 for place in places if place}
+    made = [_reverse_rows(row, inner) if inner else row for row in rows]
+    return Ragged.from_rows(made[::-1] if 0 in places else made, rows.dtype)
 
 
 @operation
@@ -511,10 +593,12 @@ def sequence_mask(
 ) -> Any:
     """Rows that are True up to a length."""
     counts = to_array(lengths)
-    longest = int(counts.max(initial=0)) if maxlen is None else int(maxlen)
+    longest = counts.max(initial=0) if maxlen is None else to_array(maxlen)[()]
     if longest < 0:
         raise InvalidArgumentError(f"tf.sequence_mask: maxlen must not be negative, got {longest}")
-    return (np.arange(longest) < counts[..., None]).astype(as_dtype(dtype).dtype)
+    steps = np.arange(longest)
+    mask = steps < counts.astype(np.asarray(longest).dtype)[..., None]
+    return mask.astype(as_dtype(dtype).dtype)
 
 
 def identity_n(input: Any, name: str | None = None) -> list[Any]:
@@ -536,14 +620,28 @@ def get_static_value(tensor: Any, partial: bool = False) -> Any:
 
 def broadcast_static_shape(shape_x: TensorShape, shape_y: TensorShape) -> TensorShape:
     """The shape that two shapes are broadcast to."""
-    return TensorShape(np.broadcast_shapes(tuple(shape_x), tuple(shape_y)))  # type: ignore[arg-type]
+    if shape_x.rank is None or shape_y.rank is None:
+        return TensorShape(None)
+    sizes = itertools.zip_longest(reversed(shape_x), reversed(shape_y), fillvalue=1)
+    return TensorShape([_broadcast_size(*pair) for pair in sizes][::-1])
+
+
+def _broadcast_size(left: int | None, right: int | None) -> int | None:
+    if 1 in (left, right):
+        return right if left == 1 else left
+    if None not in (left, right) and left != right:
+        raise InvalidArgumentError(
+            f"tf.broadcast_static_shape: the sizes {left} and {right} do not fit"
+        )
+    return left if right is None else right
 
 
 @operation
 def broadcast_dynamic_shape(shape_x: Any, shape_y: Any) -> Any:
     """The shape that two shapes are broadcast to, as a tensor."""
     both = [dims("broadcast_dynamic_shape", one) for one in (shape_x, shape_y)]
-    return np.array(np.broadcast_shapes(*both), to_array(shape_x).dtype)
+    known = [to_array(one).dtype for one in (shape_x, shape_y) if np.size(one)]
+    return np.array(np.broadcast_shapes(*both), known[0] if known else np.int32)
 
 
 def timestamp(name: str | None = None) -> Any:

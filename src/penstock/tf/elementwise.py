@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math as python_math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -36,13 +37,22 @@ atan = unary("atan", np.arctan)
 sinh = unary("sinh", np.sinh)
 cosh = unary("cosh", np.cosh)
 tanh = unary("tanh", np.tanh)
-sigmoid = unary("sigmoid", lambda x: 1 / (1 + np.exp(-x)))
-softplus = unary("softplus", lambda x: np.logaddexp(x, 0).astype(x.dtype), "f", "features")
+
+
+def _in_float32(compute: Callable[[Array], Array]) -> Callable[[Array], Array]:
+    """A function of floats; it rounds those of float16 once, at its end."""
+    return lambda x: compute(x.astype(np.float32) if x.dtype == np.float16 else x)
+
+
+sigmoid = unary("sigmoid", _in_float32(lambda x: 1 / (1 + np.exp(-x))))
+softplus = unary("softplus", _in_float32(lambda x: np.logaddexp(x, 0)), "f", "features")
 erf = unary("erf", np.vectorize(python_math.erf, otypes=[np.float64]), "f")
 acosh = unary("acosh", np.arccosh)
 asinh = unary("asinh", np.arcsinh)
 atanh = unary("atanh", np.arctanh)
-angle = unary("angle", np.angle, first="input")
+angle = unary(
+    "angle", lambda x: np.angle(x) if x.dtype.kind == "c" else np.pi * (x < 0), first="input"
+)
 conj = unary("conj", np.conj, "iufc")
 softsign = unary("softsign", lambda x: x / (1 + np.abs(x)), "f", "features")
 log_sigmoid = unary("log_sigmoid", lambda x: -np.logaddexp(-x, 0).astype(x.dtype), "f")
@@ -87,7 +97,7 @@ def _truncatemod(x: Any, y: Any) -> Any:
 
 
 def _check_divisor(error: type[OpError], call: str, x: Any, y: Any) -> None:
-    if np.asarray(x).dtype.kind in "iu" and not np.all(y):
+    if _both(x, y)[0].dtype.kind in "iu" and not np.all(y):
         raise error(f"tf.{call}: Integer division by zero")
 
 
@@ -118,6 +128,11 @@ def _xlogy(x: Any, y: Any) -> Any:
     return np.where(left == 0, np.zeros_like(left), left * np.log(right))
 
 
+def _squared_difference(x: Any, y: Any) -> Any:
+    difference = np.subtract(*_both(x, y))
+    return difference * np.conj(difference)
+
+
 _COMPARED = "biufcO"
 
 add = binary("add", np.add, "iufcO")
@@ -129,7 +144,7 @@ mod = floormod
 pow = binary("pow", np.power)
 maximum = binary("maximum", np.maximum, "iuf")
 minimum = binary("minimum", np.minimum, "iuf")
-squared_difference = binary("squared_difference", lambda x, y: np.square(np.subtract(x, y)))
+squared_difference = binary("squared_difference", _squared_difference)
 divide_no_nan = binary("divide_no_nan", _divide_no_nan, "iuf")
 multiply_no_nan = binary("multiply_no_nan", _multiply_no_nan, "f")
 xdivy = binary("xdivy", _xdivy, "f")
@@ -228,8 +243,7 @@ def matmul(
 def tensordot(a: Any, b: Any, axes: Any, name: str | None = None) -> Any:
     """A product that sums over the given dimensions."""
     where = to_array(axes).tolist()
-    left, right = (np.asarray(one) for one in match_operands("tensordot", (a, b)))
-    return np.tensordot(left, right, where)
+    return np.tensordot(*_both(*match_operands("tensordot", (a, b))), where)
 
 
 @operation
@@ -248,6 +262,8 @@ def norm(
 def softmax(logits: Any, axis: Any = -1, name: str | None = None) -> Any:
     """Exponentials divided by their sum."""
     array = numbers("softmax", logits, "f")
+    if not array.size:
+        return array
     powers = np.exp(array - array.max(int(axis), keepdims=True))
     return powers / powers.sum(int(axis), keepdims=True)
 
@@ -289,6 +305,8 @@ def polyval(coeffs: Any, x: Any, name: str | None = None) -> Any:
 def log_softmax(logits: Any, axis: Any = -1, name: str | None = None) -> Any:
     """Logarithms of `softmax`."""
     array = numbers("log_softmax", logits, "f")
+    if not array.size:
+        return array
     shifted = array - array.max(int(axis), keepdims=True)
     return shifted - np.log(np.exp(shifted).sum(int(axis), keepdims=True))
 

@@ -16,7 +16,7 @@ from penstock.errors import InvalidArgumentError
 from penstock.tf import gfile
 from penstock.tf.csv_records import decode_csv
 from penstock.tf.missing_operations import missing_from_tf
-from penstock.tf.operations import map_texts, operation, texts, vector
+from penstock.tf.operations import elementwise, map_texts, operation, texts, vector
 from penstock.tf.ported_functions import unwrap, wrap
 from penstock.tf.ragged_values import SparseTensor
 from penstock.tf.tensor_messages import parse_tensor, serialize_tensor
@@ -267,7 +267,7 @@ def decode_raw(
     rows = array.ravel().tolist()
     if fixed_length is not None:
         rows = [text[:fixed_length].ljust(fixed_length, b"\0") for text in rows]
-    lengths = {len(row) for row in rows}
+    lengths = {len(row) for row in rows} if rows else {fixed_length or 0}
     if len(lengths) > 1 or any(length % dtype.itemsize for length in lengths):
         raise InvalidArgumentError(
             f"tf.io.decode_raw: the strings have {sorted(lengths)} bytes; they must have one "
@@ -275,10 +275,10 @@ def decode_raw(
         )
     order = dtype if little_endian else dtype.newbyteorder(">")
     made = np.frombuffer(b"".join(rows), order).astype(dtype)
-    return made.reshape(*array.shape, -1) if rows else made.reshape(*array.shape, 0)
+    return made.reshape(*array.shape, lengths.pop() // dtype.itemsize)
 
 
-@operation
+@elementwise
 def encode_base64(input: Any, pad: bool = False, name: str | None = None) -> Any:
     """Strings in the alphabet of base64 that is safe in URLs."""
 
@@ -289,7 +289,7 @@ def encode_base64(input: Any, pad: bool = False, name: str | None = None) -> Any
     return map_texts("io.encode_base64", input, encode)
 
 
-@operation
+@elementwise
 def decode_base64(input: Any, name: str | None = None) -> Any:
     """Strings from base64."""
     return map_texts("io.decode_base64", input, _decode_base64)

@@ -9,7 +9,8 @@ from typing import Any, ParamSpec
 
 import numpy as np
 
-from penstock.errors import InvalidArgumentError, InvalidTypeError, OpError, UnfitTypeError
+from penstock.distribute.values.variables import Variable
+from penstock.errors import InvalidArgumentError, OpError, UnfitTypeError
 from penstock.tf.ragged_values import RaggedTensor
 from penstock.tf.values import Array, Tensor, as_tensor, match_operands, plain_leaf, to_array
 
@@ -160,8 +161,19 @@ def numbers(call: str, value: Any, kinds: str = "iufc") -> Array:
     """An array of numbers; InvalidArgumentError if it is of another kind."""
     array = to_array(value, None, call)
     if not _is_of(array, kinds):
-        raise _wrong_kind(call, array)
+        if kinds != "b" or not has_free_dtype(value, array, kinds):
+            raise _wrong_kind(call, array)
+        return array.astype(bool)
     return array
+
+
+def has_free_dtype(value: Any, array: Array, kind: str) -> bool:
+    """Whether an operation decides the dtype of a value: of an empty list, or if it wants bools."""
+    if isinstance(value, Tensor | Variable):
+        return False
+    if isinstance(value, np.ndarray | np.generic):
+        return kind == "b" and array.dtype.kind in "iuf"
+    return not array.size
 
 
 def _is_of(array: Array, kinds: str) -> bool:
@@ -178,7 +190,9 @@ def texts(call: str, value: Any) -> Array:
     """An array of strings."""
     array = to_array(value, None, call)
     if array.dtype.kind != "O":
-        raise InvalidTypeError(f"tf.{call}: needs strings, got {array.dtype.name}")
+        if has_free_dtype(value, array, "O"):
+            return array.astype(object)
+        raise UnfitTypeError(f"tf.{call}: needs strings, got {array.dtype.name}")
     return array
 
 
@@ -209,7 +223,7 @@ def integer(call: str, name: str, value: Any) -> int:
     """One integer, also of a tensor."""
     array = plain_leaf(value) if isinstance(value, Tensor) else value
     if np.ndim(array) or np.asarray(array).dtype.kind not in "iub":
-        raise InvalidTypeError(f"tf.{call}: {name} must be one integer, got {value!r}")
+        raise UnfitTypeError(f"tf.{call}: {name} must be one integer, got {value!r}")
     return int(array)
 
 
@@ -218,8 +232,8 @@ def dims(call: str, shape: Any) -> tuple[int, ...]:
     if type(shape) in (list, tuple) and all(type(one) is int for one in shape):
         return tuple(shape)
     array = np.atleast_1d(to_array(shape, None, call))
-    if array.size and array.dtype.kind not in "iu":
-        raise InvalidTypeError(f"tf.{call}: a shape must be integers, got {shape!r}")
+    if array.ndim > 1 or (array.size and array.dtype.kind not in "iu"):
+        raise UnfitTypeError(f"tf.{call}: a shape must be a list of integers, got {shape!r}")
     return tuple(int(one) for one in array)
 
 
@@ -228,4 +242,6 @@ def axes(axis: Any) -> Any:
     if axis is None:
         return None
     array = to_array(axis)
+    if array.size and array.dtype.kind not in "iub":
+        raise UnfitTypeError(f"tf: axis must be one integer or several, got {axis!r}")
     return int(array) if array.ndim == 0 else tuple(int(one) for one in array)

@@ -20,7 +20,7 @@ from penstock.element.ragged import Ragged
 from penstock.element.spec import TensorShape
 from penstock.errors import InvalidArgumentError, InvalidTypeError, UnimplementedError
 from penstock.tf.missing_operations import missing_from_tf
-from penstock.tf.values import Array, Tensor, as_tensor, plain_leaf, to_array
+from penstock.tf.values import Array, Tensor, as_tensor, has_any, plain_leaf, to_array
 
 
 class RaggedTensor:
@@ -40,7 +40,10 @@ class RaggedTensor:
 
     @classmethod
     def from_row_splits(cls, values: Any, row_splits: Any, **_: Any) -> RaggedTensor:
-        return cls(Ragged.from_row_splits(plain_rows(values), to_array(row_splits)))
+        splits = to_array(row_splits)
+        if isinstance(row_splits, list | tuple) and not has_any(row_splits, (Tensor,)):
+            splits = to_array(row_splits, np.int64)
+        return cls(Ragged.from_row_splits(plain_rows(values), splits))
 
     @classmethod
     def from_row_lengths(cls, values: Any, row_lengths: Any, **_: Any) -> RaggedTensor:
@@ -51,16 +54,17 @@ class RaggedTensor:
     def from_value_rowids(
         cls, values: Any, value_rowids: Any, nrows: Any = None, **_: Any
     ) -> RaggedTensor:
-        rows = to_array(value_rowids)
+        rows = to_array(value_rowids).astype(np.int64)
         count = int(rows[-1]) + 1 if nrows is None and len(rows) else int(nrows or 0)
         return cls.from_row_lengths(values, np.bincount(rows, minlength=count))
 
     @classmethod
     def from_uniform_row_length(
-        cls, values: Any, uniform_row_length: Any, **_: Any
+        cls, values: Any, uniform_row_length: Any, nrows: Any = None, **_: Any
     ) -> RaggedTensor:
         flat, length = plain_rows(values), int(uniform_row_length)
-        return cls(Ragged.from_row_splits(flat, np.arange(0, len(flat) + 1, max(length, 1))))
+        count = len(flat) // max(length, 1) if nrows is None else int(nrows)
+        return cls(Ragged.from_row_splits(flat, np.arange(count + 1) * length))
 
     @classmethod
     def from_row_starts(cls, values: Any, row_starts: Any, **_: Any) -> RaggedTensor:
@@ -271,10 +275,17 @@ class RaggedTensor:
         return self.with_flat_values(call(more, flat) if is_reflected else call(flat, more))
 
     def __eq__(self, other: object) -> Any:
-        return False if other is None else self._apply(operator.eq, other, False)
+        return self._compare(operator.eq, other, False)
 
     def __ne__(self, other: object) -> Any:
-        return True if other is None else self._apply(operator.ne, other, False)
+        return self._compare(operator.ne, other, True)
+
+    def _compare(self, call: Callable[[Any, Any], Any], other: object, unfit: bool) -> Any:
+        """`unfit` for what has another dtype or other rows, as in TensorFlow."""
+        try:
+            return unfit if other is None else self._apply(call, other, False)
+        except (TypeError, ValueError, IndexError):
+            return unfit
 
     def __neg__(self) -> RaggedTensor:
         return self.with_flat_values(-self.flat_values)

@@ -10,8 +10,9 @@ import numpy as np
 from penstock.element.ragged import Ragged
 from penstock.errors import InvalidArgumentError, OutOfRangeError, UnfitTypeError
 from penstock.shim import arrays as plain
-from penstock.tf.operations import axes, numbers, operation
-from penstock.tf.ragged_values import RaggedTensor
+from penstock.tf.operations import axes, integer, numbers, operation, texts
+from penstock.tf.ragged_shapes import DynamicRaggedShape
+from penstock.tf.ragged_values import RaggedTensor, fill_rows
 from penstock.tf.values import Array, as_tensor, divide_arrays, plain_leaf, to_array
 
 Compute = Callable[[Array, Any, bool], Any]
@@ -37,7 +38,10 @@ def _reduction(name: str, compute: Compute, kinds: str = "iufc") -> Callable[...
     ) -> Any:
         if isinstance(input_tensor, RaggedTensor):
             one = _mean_of_row if compute is plain.reduce_mean else on_array
-            return _reduce_ragged(one, input_tensor, axis, keepdims)
+            rows = input_tensor
+            if kinds == "f" and rows.dtype.is_integer:
+                rows = rows.with_flat_values(plain_leaf(rows.flat_values).astype(np.float64))
+            return _reduce_ragged(one, rows, axis, keepdims)
         return on_array(input_tensor, axis, keepdims)
 
     call.__name__ = call.__qualname__ = name
@@ -47,22 +51,28 @@ def _reduction(name: str, compute: Compute, kinds: str = "iufc") -> Callable[...
 
 def _reduce_ragged(call: Callable[..., Any], rows: RaggedTensor, axis: Any, keep: bool) -> Any:
     """A reduction of all values, or of each row; of rows of rows, also of the inner ones."""
-    if axis is None:
-        return call(rows.flat_values)
-    depth, place = len(rows.shape), axes(axis)
-    if isinstance(place, tuple) and {one % depth for one in place} == {*range(depth)} and not keep:
-        return call(rows.flat_values)
-    place = place[0] if isinstance(place, tuple) and len(place) == 1 else place
-    if isinstance(place, int) and (place >= 2 or (place < 0 and place + depth >= 2)):
+    depth = len(rows.shape)
+    places = [*range(depth)] if axis is None else np.atleast_1d(axes(axis)).tolist()
+    if not all(-depth <= place < depth for place in places):
+        raise InvalidArgumentError(
+            f"tf: ragged rows of {depth} dimensions have no dimension {axis}"
+        )
+    several = {int(place) % depth for place in places}
+    if len(several) == depth:
+        made = call(rows.flat_values)
+        return as_tensor(np.reshape(plain_leaf(made), [1] * depth)) if keep else made
+    if not several:
+        return rows.with_flat_values(call(rows.flat_values[..., np.newaxis], -1, False))
+    place = several.pop()
+    if place >= 2 and not several:
         inner: Any = rows.values
-        deeper = place - 1 if place > 0 else place
         if isinstance(inner, RaggedTensor):
-            return rows.with_values(_reduce_ragged(call, inner, deeper, keep))
-        return rows.with_values(call(inner, deeper, keep))
-    if place in (1, -2) and depth == 3 and rows.ragged_rank == 2 and not keep:
+            return rows.with_values(_reduce_ragged(call, inner, place - 1, keep))
+        return rows.with_values(call(inner, place - 1, keep))
+    if place == 1 and depth == 3 and rows.ragged_rank == 2 and not keep and not several:
         parts = [to_array(_reduce_ragged(call, row, 0, False)) for row in rows]
         return RaggedTensor(Ragged.from_rows(parts, parts[0].dtype)) if parts else rows[:, 0]
-    if place not in (0, 1, -1) or rows.ragged_rank > 1:
+    if several or rows.ragged_rank > 1:
         raise InvalidArgumentError(
             f"tf: ragged rows are reduced along one axis or all, got {axis}; use to_tensor() first"
         )
@@ -72,6 +82,8 @@ def _reduce_ragged(call: Callable[..., Any], rows: RaggedTensor, axis: Any, keep
             return call(rows.flat_values[np.newaxis], 0, keep)
         made = np.stack([plain_leaf(call(column, 0)) for column in columns])
         return as_tensor(made[np.newaxis] if keep else made)
+    if not len(rows):
+        return call(as_tensor(plain_leaf(rows.to_tensor())), 1, keep)
     return as_tensor(np.stack([_reduce_row(call, row, keep) for row in rows]))
 
 
@@ -182,9 +194,12 @@ def reduce_join(
     """
     if isinstance(inputs, RaggedTensor):
         return _reduce_ragged(
-            lambda row, *_: reduce_join(row, separator=separator), inputs, axis, keepdims
+            lambda row, axis=None, keep=False: reduce_join(row, axis, keep, separator),
+            inputs,
+            axis,
+            keepdims,
         )
-    array, between = to_array(inputs), to_array(separator or "")[()]
+    array, between = texts("strings.reduce_join", inputs), to_array(separator or "")[()]
     places = range(array.ndim)[::-1] if axis is None else np.atleast_1d(axes(axis)).tolist()
     if not all(-array.ndim <= place < array.ndim for place in places):
         raise OutOfRangeError(
@@ -199,7 +214,19 @@ def reduce_join(
     return np.expand_dims(made, tuple(places)) if keepdims else made
 
 
-def _cumulate(array: Array, axis: int, exclusive: bool, reverse: bool, ufunc: Any) -> Array:
+def _cumulate(value: Any, axis: Any, exclusive: bool, reverse: bool, ufunc: Any) -> Any:
+    call = "cumsum" if ufunc is np.add else "cumprod"
+    if np.ndim(axis):
+        raise InvalidArgumentError(f"tf.{call}: axis must be one integer, got {axis!r}")
+    place = integer(call, "axis", axis)
+    if isinstance(value, RaggedTensor):
+        filled = fill_rows(value.ragged, ufunc.identity, None)
+        made = _cumulate_array(filled, place, exclusive, reverse, ufunc)
+        return DynamicRaggedShape(value).broadcast(made)
+    return _cumulate_array(numbers(call, value), place, exclusive, reverse, ufunc)
+
+
+def _cumulate_array(array: Array, axis: int, exclusive: bool, reverse: bool, ufunc: Any) -> Array:
     if not array.ndim:
         raise InvalidArgumentError(
             "tf.cumsum: a single value cannot be cumulated; it needs a dimension"
@@ -219,7 +246,7 @@ def cumsum(
     x: Any, axis: Any = 0, exclusive: bool = False, reverse: bool = False, name: Any = None
 ) -> Any:
     """The sums of all values so far along a dimension."""
-    return _cumulate(numbers("cumsum", x), int(axis), exclusive, reverse, np.add)
+    return _cumulate(x, axis, exclusive, reverse, np.add)
 
 
 @operation
@@ -227,7 +254,7 @@ def cumprod(
     x: Any, axis: Any = 0, exclusive: bool = False, reverse: bool = False, name: Any = None
 ) -> Any:
     """The products of all values so far along a dimension."""
-    return _cumulate(numbers("cumprod", x), int(axis), exclusive, reverse, np.multiply)
+    return _cumulate(x, axis, exclusive, reverse, np.multiply)
 
 
 def _segments(call: str, ufunc: Any, data: Any, ids: Any, count: int | None) -> Array:

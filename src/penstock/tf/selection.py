@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections import namedtuple
 from typing import Any
 
 import numpy as np
 
 from penstock.element.dtypes import as_dtype
+from penstock.element.ragged import Ragged
 from penstock.errors import InvalidArgumentError
 from penstock.tf.operations import dims, integer, numbers, operation
-from penstock.tf.ragged_values import RaggedTensor
+from penstock.tf.ragged_values import RaggedTensor, wrap_rows
 from penstock.tf.values import Array, match_operands, plain_leaf, to_array
 
 
@@ -31,7 +33,7 @@ def where(condition: Any, x: Any = None, y: Any = None, name: str | None = None)
 def _where_ragged(condition: RaggedTensor, x: Any, y: Any) -> Any:
     if x is None and y is None:
         places = plain_leaf(condition.to_sparse().indices)
-        return places[plain_leaf(condition.flat_values)]
+        return places[plain_leaf(condition.flat_values).astype(bool)]
     flat = [condition.operand_like(one, "where") for one in (x, y)]
     return condition.with_flat_values(where(condition.flat_values, *flat))
 
@@ -51,12 +53,22 @@ def gather(
     if isinstance(params, RaggedTensor):
         if axis not in (None, 0) or batch_dims or isinstance(indices, RaggedTensor):
             raise InvalidArgumentError("tf.gather: of ragged rows, only rows; loop over the rows")
-        return RaggedTensor(params.ragged.take(_in_range("gather", indices, len(params))))
+        return _gather_rows(params.ragged, _in_range("gather", indices, len(params)))
     array = to_array(params)
     where = batch_dims if axis is None else integer("gather", "axis", axis)
     if batch_dims:
         return _gather_each(array, numbers("gather", indices, "iu"), where, batch_dims)
     return np.take(array, _in_range("gather", indices, array.shape[where]), where)
+
+
+def _gather_rows(rows: Ragged, places: Array) -> Any:
+    """The rows at places: one row, rows, or rows in one more dimension for each of the places."""
+    if not places.ndim:
+        return wrap_rows(rows[int(places)])
+    made = rows.take(places.ravel())
+    for size in places.shape[:0:-1]:
+        made = Ragged(made, np.arange(len(made) // size + 1) * size)
+    return RaggedTensor(made)
 
 
 def _gather_each(array: Array, places: Array, axis: int, batch_dims: int) -> Array:
@@ -173,7 +185,9 @@ def _find_extreme(find: Any, worst: float, value: Any, axis: Any, output_type: A
         raise InvalidArgumentError(f"tf.{call}: needs at least one dimension, got a single value")
     if array.dtype.kind == "f":
         array = np.where(np.isnan(array), worst, array)
-    return find(array, 0 if axis is None else int(axis)).astype(as_dtype(output_type).dtype)
+    return find(array, 0 if axis is None else integer(call, "axis", axis)).astype(
+        as_dtype(output_type).dtype
+    )
 
 
 def _is_descending(call: str, direction: str) -> bool:
@@ -185,7 +199,7 @@ def _is_descending(call: str, direction: str) -> bool:
 @operation
 def sort(values: Any, axis: Any = -1, direction: str = "ASCENDING", name: str | None = None) -> Any:
     """The values in order along a dimension."""
-    made = np.sort(to_array(values), int(axis))
+    made = np.sort(to_array(values), integer("sort", "axis", axis))
     return np.flip(made, int(axis)).copy() if _is_descending("sort", direction) else made
 
 
@@ -198,7 +212,7 @@ def argsort(
     name: str | None = None,
 ) -> Any:
     """The indices that put the values in order; equal values stay in order."""
-    array, where = numbers("argsort", values), int(axis)
+    array, where = numbers("argsort", values), integer("argsort", "axis", axis)
     if _is_descending("argsort", direction):
         return _falling_order(array, where).astype(np.int32)
     return np.argsort(array, where, kind="stable").astype(np.int32)
@@ -223,8 +237,8 @@ def searchsorted(
     rows, wanted = np.asarray(rows), np.asarray(wanted)
     if side not in ("left", "right"):
         raise InvalidArgumentError(f"tf.searchsorted: side must be left or right, got {side!r}")
-    flat = rows.reshape(-1, rows.shape[-1])
-    sought = wanted.reshape(len(flat), -1)
+    count = math.prod(rows.shape[:-1])
+    flat, sought = rows.reshape(count, rows.shape[-1]), wanted.reshape(count, -1)
     made = [np.searchsorted(row, one, side) for row, one in zip(flat, sought, strict=True)]  # type: ignore[call-overload]
     return np.stack(made).reshape(wanted.shape).astype(as_dtype(out_type).dtype)
 
@@ -259,6 +273,8 @@ def scatter_nd(indices: Any, updates: Any, shape: Any, name: str | None = None) 
     """Zeros in a shape, with updates added at rows of indices."""
     values = to_array(updates)
     result = np.zeros(dims("scatter_nd", shape), values.dtype)
+    if values.dtype.kind == "O":
+        result[...] = b""
     np.add.at(result, _index_of_rows("scatter_nd", indices, result.shape), values)
     return result
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -63,7 +65,7 @@ def upper(input: Any, encoding: str = "", name: str | None = None) -> Any:
 
 
 def _is_unicode(call: str, encoding: str) -> bool:
-    if encoding not in ("", "utf-8"):
+    if encoding not in ("", None, "utf-8"):
         raise InvalidArgumentError(
             f"tf.strings.{call}: encoding must be utf-8 or empty, got {encoding!r}"
         )
@@ -88,14 +90,19 @@ def length(input: Any, unit: str = "BYTE", name: str | None = None) -> Any:
     )
 
 
+_FOLLOWING = bytes(range(0x80, 0xC0))
+"""The bytes after the first one of a character in UTF-8."""
+_CHARACTER = re.compile(rb"(?s).[\x80-\xbf]*")
+
+
 def _count(text: bytes) -> int:
-    return len(text.decode(errors="replace"))
+    return len(text.translate(None, _FOLLOWING))
 
 
 def _is_bytes(call: str, unit: str) -> bool:
-    if unit not in ("BYTE", "UTF8_CHAR"):
+    if unit not in (None, "BYTE", "UTF8_CHAR"):
         raise InvalidArgumentError(f"tf.strings.{call}: unit must be BYTE or UTF8_CHAR, got {unit}")
-    return unit == "BYTE"
+    return unit != "UTF8_CHAR"
 
 
 @elementwise
@@ -116,14 +123,15 @@ def substr(input: Any, pos: Any, len: Any, unit: str = "BYTE", name: str | None 
 
 
 def _part(text: bytes, start: int, count: int, in_bytes: bool) -> Any:
-    whole: Any = text if in_bytes else text.decode(errors="replace")
+    whole: Any = text if in_bytes else _CHARACTER.findall(text)
     if not -len(whole) <= start <= len(whole):
         raise InvalidArgumentError(
             f"tf.strings.substr: pos {start} is out of range for string {text!r:.40}"
         )
     first = start + len(whole) if start < 0 else start
-    part = whole[first : None if count < 0 else first + count]
-    return part if in_bytes else part.encode()
+    if not in_bytes:
+        return b"".join(whole[first : first + max(count, 0)])
+    return whole[first : None if count < 0 else first + count]
 
 
 @operation
@@ -136,7 +144,7 @@ def join(inputs: Any, separator: Any = "", name: str | None = None) -> Any:
         flat = [rows_like.operand_like(one, "strings.join") for one in inputs]
         return rows_like.with_flat_values(join(flat, separator))
     arrays = [texts("strings.join", one) for one in inputs]
-    between = to_array(separator)[()]
+    between = to_array(separator or "")[()]
     shapes = {array.shape for array in arrays if array.ndim}
     if not arrays:
         return np.array(b"", object)
@@ -161,6 +169,8 @@ def split(input: Any, sep: Any = None, maxsplit: int = -1, name: str | None = No
 def _split_one(text: bytes, between: bytes | None, most: int) -> list[bytes]:
     if between is not None:
         return text.split(between, most) if text else [b""]
+    if most == 0:
+        return [text]
     parts = text.split(None, most)
     # TensorFlow appends what is left after `most` parts, also if that is empty.
     return [*parts, b""] if 0 < most == len(parts) else parts
@@ -177,8 +187,8 @@ def _split_each(
         return as_tensor(vector(function(array[()]), dtype))
     flat = [vector(function(text), dtype) for text in array.ravel().tolist()]
     rows = Ragged.from_rows(flat, dtype) if flat else Ragged(np.zeros(0, dtype), [0])
-    for dimension in reversed(array.shape[1:]):
-        rows = Ragged(rows, np.arange(0, len(rows) + 1, max(dimension, 1)))
+    for depth in reversed(range(1, array.ndim)):
+        rows = Ragged(rows, np.arange(math.prod(array.shape[:depth]) + 1) * array.shape[depth])
     return RaggedTensor(rows)
 
 
@@ -246,6 +256,12 @@ def unicode_encode(
 ) -> Any:
     """Rows of code points as strings."""
     rows = plain_rows(input)
+    if not rows.shape:
+        raise InvalidArgumentError("tf.strings.unicode_encode: needs a list of code points")
+    if isinstance(rows, np.ndarray) and rows.ndim > 2:
+        flat = rows.reshape(math.prod(rows.shape[:-1]), rows.shape[-1])
+        made = unicode_encode(flat, output_encoding, errors, replacement_char)
+        return as_tensor(np.reshape(made, rows.shape[:-1]))
     if len(rows.shape) == 1:
         return as_tensor(_encode(rows, output_encoding, errors, replacement_char))
     encoded = [_encode(row, output_encoding, errors, replacement_char) for row in rows]
@@ -289,9 +305,9 @@ def regex_full_match(input: Any, pattern: Any, name: str | None = None) -> Any:
 def to_number(input: Any, out_type: Any = np.float32, name: str | None = None) -> Any:
     """The numbers that strings say."""
     kind = as_dtype(out_type)
-    if kind.name not in ("float32", "float64", "int32", "int64"):
+    if kind.name not in ("float32", "float64", "int32", "int64", "uint32", "uint64"):
         raise InvalidTypeError(f"tf.strings.to_number: out_type cannot be {kind.name}")
-    parse: Callable[[bytes], Any] = int if kind.is_integer else float
+    parse: Callable[[bytes], Any] = int if kind.is_integer else _parse_float
     limits = np.iinfo(kind.dtype) if kind.is_integer else None
 
     def number(text: bytes) -> Any:
@@ -307,6 +323,16 @@ def to_number(input: Any, out_type: Any = np.float32, name: str | None = None) -
         return value
 
     return map_texts("strings.to_number", input, number, kind.dtype)
+
+
+def _parse_float(text: bytes) -> float:
+    """A float in digits, or in hexadecimal ones behind 0x."""
+    try:
+        return float(text)
+    except ValueError:
+        if b"0x" not in text.lower():
+            raise
+        return float.fromhex(text.decode())
 
 
 @elementwise
@@ -356,6 +382,8 @@ def as_string(
     array = to_array(input)
     if array.dtype.kind == "O":
         return array
+    if array.dtype.name == "bfloat16":
+        array = array.astype(np.float32)
     if scientific and shortest:
         raise InvalidArgumentError(
             "tf.strings.as_string: scientific and shortest exclude each other"
@@ -390,6 +418,8 @@ def _text_of(number: Any, pattern: str) -> bytes:
         return b"true" if number else b"false"
     if isinstance(number, complex):
         return f"({pattern % number.real},{pattern % number.imag})".encode()
+    if isinstance(number, float) and not math.isfinite(number):
+        pattern = pattern.replace("%0", "%")  # Zeros are for digits.
     return str(pattern % number).encode()
 
 

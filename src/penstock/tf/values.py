@@ -306,6 +306,8 @@ def to_array(value: Any, dtype: Any = None, call: str = "convert_to_tensor") -> 
         # The numbers of `tf.train.Int64List` and `FloatList` have a dtype.
         value, kind = np.asarray(value), np.ndarray
     if kind is np.ndarray and value.dtype.kind not in "USO":
+        if not value.dtype.isnative:
+            value = value.astype(value.dtype.newbyteorder("="))
         return value if dtype is None else _cast_known(call, value, as_dtype(dtype))
     if dtype is not None and isinstance(value, np.number):
         return _cast_known(call, np.asarray(value), as_dtype(dtype))
@@ -326,7 +328,7 @@ def _cast_known(call: str, array: Array, dtype: DType) -> Array:
     return cast_array(array, dtype)
 
 
-_FROM_BOOL = {"int32", "int64", "float32", "float64"}
+_FROM_BOOL = {"int32", "int64", "uint64", "float16", "float32", "float64"}
 
 
 def _convert_literal(call: str, value: Any, dtype: DType) -> Array:
@@ -334,20 +336,22 @@ def _convert_literal(call: str, value: Any, dtype: DType) -> Array:
     try:
         return _as_array(convert_value(call, value, dtype))
     except (InvalidArgumentError, InvalidTypeError):
-        wide = _try_array(value) if is_literal(value) else None
+        wide = _try_array(value, dtype) if is_literal(value) else None
         if type(value) is int and dtype.is_floating:
             return cast_array(np.array(float(value)), dtype)
         if wide is None:
             raise
-        wraps = wide.dtype.kind == "i" and dtype.is_integer
+        wraps = dtype.is_integer and (wide.dtype.kind == "i" or wide.dtype == dtype.dtype)
         if not wraps and not (wide.dtype.kind == "b" and dtype.name in _FROM_BOOL):
             raise
         return cast_array(wide, dtype)
 
 
-def _try_array(value: Any) -> Array | None:
+def _try_array(value: Any, dtype: DType | None = None) -> Array | None:
     """What NumPy makes of a value; None if it makes nothing of it."""
     try:
+        if dtype is not None and dtype.name == "uint64" and all_integers(value):
+            return np.array(value, np.uint64)  # NumPy makes floats of [1, 2**63].
         return np.array(value)
     except (ValueError, TypeError, OverflowError):
         return None
@@ -383,6 +387,12 @@ def list_leaves(value: Any) -> Iterator[Any]:
             yield from list_leaves(part)
         else:
             yield part
+
+
+def all_integers(value: Any) -> bool:
+    """Whether a value of Python is an integer, or a list of nothing else."""
+    leaves = list_leaves(value) if isinstance(value, list | tuple) else [value]
+    return all(type(leaf) is int for leaf in leaves)
 
 
 def has_any(values: Iterable[Any], kinds: tuple[type, ...]) -> bool:

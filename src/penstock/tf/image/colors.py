@@ -10,7 +10,7 @@ import numpy as np
 from penstock.element.dtypes import as_dtype
 from penstock.engine.formats.images import decode_jpeg, encode_jpeg
 from penstock.errors import InvalidArgumentError
-from penstock.tf.arrays import clip_to_integers
+from penstock.tf.arrays import clip_to_limits
 from penstock.tf.operations import operation
 from penstock.tf.values import Array, Tensor, to_array
 
@@ -39,7 +39,7 @@ def convert_pixels(image: Array, dtype: Any, saturate: bool = False) -> Array:
 
 def _cast(image: Array, kind: Any, saturate: bool) -> Array:
     if saturate:
-        image = clip_to_integers(image, kind)
+        image = clip_to_limits(image, np.dtype(kind))
     with np.errstate(all="ignore"):
         return image.astype(kind)
 
