@@ -19,6 +19,7 @@ from penstock.element.dtypes import int64
 from penstock.engine.processes.chunk_memory import host_id
 from penstock.errors import (
     AlreadyExistsError,
+    CancelledError,
     FailedPreconditionError,
     InvalidArgumentError,
     UnavailableError,
@@ -628,6 +629,18 @@ def test_a_worker_sends_heartbeats_after_one_failed(monkeypatch, caplog):
     with serving():
         assert gone_on.wait(60)
     assert "a heartbeat failed; it retries" in caplog.text
+
+
+def test_a_worker_whose_calls_are_cancelled_sends_no_more_heartbeats(caplog):
+    running = RunningWorker(threading.Event(), interval=0.001)
+    running.control, running.tasks = Mock(), Mock()
+    running.info = WorkerInfo("w", "w:1", "host")
+    running.tasks.statuses.return_value, running.tasks.restarts = (), 0
+    registered = WorkerHeartbeatReply(True, (), heartbeat=2.0)
+    running.control.call.side_effect = [registered, CancelledError("closed"), SystemExit]
+    running._send_heartbeats()
+    assert running.control.call.call_count == 2
+    assert not caplog.records
 
 
 @pytest.mark.parametrize(("fixed", "seconds"), [(None, 2 * timing.WORKER_HEARTBEAT), (0.3, 0.3)])

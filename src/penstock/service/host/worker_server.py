@@ -369,6 +369,8 @@ class RunningWorker:
             try:
                 if not self._ending.is_set():
                     self._send_heartbeat()
+            except CancelledError:
+                return  # The worker stops, or the program ends: no call will succeed any more.
             except OpError as error:
                 # The dispatcher may come back: the worker retries until it is stopped.
                 if self._is_registered and not self._ending.is_set():
