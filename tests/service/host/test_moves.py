@@ -220,7 +220,7 @@ def test_what_a_cache_holds_moves(
     """The first pass through the cache, or a later one, continues at the other worker."""
     monkeypatch.setattr(moves, "PART", 8 << 10)
     made: list[int] = []
-    count = 50
+    count = 300
     dataset = cached(count, size, made.append)
     expected = 3 * [x * (x + 1) // 2 for x in range(count)]
     with peers(dataset) as (old, new):
@@ -252,7 +252,7 @@ def cached(count: int, size: int, made: Any) -> Dataset:
 
 def test_a_worker_passes_on_a_cache_that_it_was_given() -> None:
     made: list[int] = []
-    dataset = cached(30, 1, made.append)
+    dataset = cached(300, 1, made.append)
     with peers(dataset) as (old, new), peers(dataset) as (newer, _):
         reader, expected = Reader(old, new.info), [int(x) for x in dataset]
         made.clear()
@@ -265,21 +265,22 @@ def test_a_worker_passes_on_a_cache_that_it_was_given() -> None:
         assert new.gate.wait(60)
         rest = Reader(newer).read_all(last, second.mark)
         assert reader.found + second.found + rest == expected
-        assert made == expected[:30]
+        assert made == expected[:300]
 
 
 def test_a_cache_of_objects_stays_behind(caplog: pytest.LogCaptureFixture) -> None:
     made: list[int] = []
-    numbers = summed(made.append).take(9).map(lambda x: Dataset.range(1))
+    count = 300
+    numbers = summed(made.append).take(count).map(lambda x: Dataset.range(1))
     dataset = numbers.cache().repeat(2).flat_map(lambda x: x)
     with peers(dataset) as (old, new):
         reader = Reader(old, new.info)
-        for start in range(12):
+        for start in range(count + 8):
             reader.read(start)
-        stop = leave(old, reader, 12)
+        stop = leave(old, reader, count + 8)
         assert old.gate.wait(60)
-        assert reader.found + Reader(new).read_all(stop, reader.mark) == [0] * 18
-    assert len(made) > 9
+        assert reader.found + Reader(new).read_all(stop, reader.mark) == [0] * 2 * count
+    assert len(made) > count
     assert "gets nothing of a cache that holds objects which are not arrays" in caplog.text
 
 
