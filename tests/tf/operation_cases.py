@@ -14,6 +14,8 @@ def names_for(tf: Any) -> dict[str, Any]:
     """What expressions may use."""
     pixels = (np.arange(8 * 6 * 3) * 37 % 256).astype(np.uint8).reshape(8, 6, 3)
     floats = np.linspace(0, 1, 8 * 6 * 3, dtype=np.float32).reshape(8, 6, 3) ** 2
+    holes = np.arange(40 * 30 * 3, dtype=np.float32).reshape(40, 30, 3)
+    holes[::13, 20, 1], holes[11, ::17, 0] = np.inf, np.nan
     table = tf.lookup.KeyValueTensorInitializer(["a", "b", "c"], [1, 2, 3])
     numbered = tf.lookup.KeyValueTensorInitializer(["a", "b"], tf.constant([0, 1], tf.int64))
     feature = tf.train.Feature
@@ -33,6 +35,7 @@ def names_for(tf: Any) -> dict[str, Any]:
         "imgf": floats,
         "batch": np.stack([pixels, pixels[::-1]]),
         "big": (np.arange(40 * 30 * 3) * 7919 % 256).astype(np.uint8).reshape(40, 30, 3),
+        "holes": holes,
         "table": tf.lookup.StaticHashTable(table, -1),
         "vocabulary": tf.lookup.StaticVocabularyTable(numbered, 5),
         "rag": tf.ragged.constant([[1, 2, 3], [], [4]]),
@@ -1709,6 +1712,12 @@ tf.image.resize(big, [7, 90], "lanczos3", antialias=True)
 tf.image.resize(batch, [13, 5], "bicubic")
 tf.image.resize(batch, [5, 31], "bicubic", antialias=True)
 tf.image.resize(tf.reshape(tf.range(143.0), [13, 11, 1]), [67, 9], "gaussian")
+tf.image.resize(tf.tile(big, [1, 1, 3]), [21, 17], "bicubic")
+tf.image.resize(tf.tile(big, [1, 1, 2]), [45, 7], "lanczos3", antialias=True)
+tf.image.resize(holes, [13, 9])
+tf.image.resize(holes, [13, 9], "area")
+tf.image.resize(holes, [13, 9], "bicubic")
+tf.image.resize(holes, [45, 35], "area")
 tf.image.resize(imgf[:, :, 0], [2, 2])
 tf.gather(tf.reshape(tf.range(12), [2, 2, 3]), [[0, 1], [1, 0]], axis=2, batch_dims=1)
 tf.gather(tf.reshape(tf.range(12), [2, 2, 3]), [[0, 1], [1, 0]], axis=1, batch_dims=1)

@@ -15,29 +15,39 @@ from penstock.errors import InvalidArgumentError
 from penstock.tf.values import Array
 
 
-class Taps(NamedTuple):
-    """For each sum the first place that has a weight, and the weights from there on."""
+class Band(NamedTuple):
+    """The weights of neighbouring sums: a small matrix, and the first value that it is for."""
 
-    starts: Array
-    shares: Array
-
-    def places(self, count: int) -> list[Array]:
-        """The places of the first weights, of the second ones and so on, below `count`."""
-        numbers = range(self.shares.shape[1])
-        return [np.minimum(self.starts + number, count - 1) for number in numbers]
+    first: int
+    weights: Array
 
 
 @functools.lru_cache(maxsize=64)
-def find_taps(method: str, antialias: bool, have: int, want: int) -> Taps:
-    """The weights that are not zero: each sum has only a few of them."""
-    weights = _find_weights(method, antialias)(have, want)
-    used = weights != 0
-    starts = used.argmax(1)
-    counts = weights.shape[1] - used[:, ::-1].argmax(1) - starts
-    columns = starts[:, None] + np.arange(counts.max())
-    inside = columns < weights.shape[1]
-    taken = np.take_along_axis(weights, np.where(inside, columns, 0), 1)
-    return Taps(starts, np.where(inside, taken, 0).astype(np.float32))
+def find_bands(
+    method: str, antialias: bool, have: int, want: int, channels: int, is_finite: bool
+) -> list[Band]:
+    """The weights of a few pixels at a time, with so many values each.
+
+    The values of such pixels are multiplied by all their weights, and 0 times inf is nan. So pixels
+    that may be nan or inf are weighed one by one.
+    """
+    weights = _find_weights(method, antialias)(have, want).astype(np.float32)
+    step = min(max(2, _BAND * want // have), 8) if is_finite else 1
+    parts = (weights[start : start + step] for start in range(0, want, step))
+    return [_cut_band(part, channels) for part in parts]
+
+
+_BAND = 16
+"""About so many pixels are weighed together: fewer cost calls, more are multiplied by 0."""
+
+
+def _cut_band(weights: Array, channels: int) -> Band:
+    """Leaves out the pixels around those that have a weight."""
+    used = np.flatnonzero(weights.any(0))
+    first, last = int(used[0]), int(used[-1]) + 1
+    return Band(
+        first * channels, np.kron(weights[:, first:last], np.eye(channels, dtype=np.float32))
+    )
 
 
 def find_centers(have: int, want: int) -> Array:

@@ -1,7 +1,7 @@
 """`resize`: images in another size, by the methods of TensorFlow.
 
-Most methods are sums of rows and columns by weights (`resize_weights`). Bilinear and nearest gather
-pixels instead, which is faster and gives the same bits as TensorFlow.
+Most methods are products with the weights of rows and columns (`resize_weights`). Bilinear and
+nearest gather pixels instead, which is faster and gives the same bits as TensorFlow.
 """
 
 from __future__ import annotations
@@ -11,13 +11,20 @@ from typing import Any
 
 import numpy as np
 
+from penstock.engine.heap import keep_freed_memory
 from penstock.errors import InvalidArgumentError
-from penstock.tf.image.resize_weights import BLURRING, Taps, find_centers, find_taps
+from penstock.tf.image.resize_weights import BLURRING, Band, find_bands, find_centers
 from penstock.tf.operations import dims, image_operation
 from penstock.tf.values import Array
 
 _BLOCK = 1 << 16
 """How many values are computed together."""
+
+_LARGEST_PRODUCT = 1 << 18
+"""How many multiplications a product of matrices has at most: OpenBLAS starts threads for more."""
+
+_FEW_CHANNELS = 4
+"""So many channels are weighed by one matrix, in which most weights are 0."""
 
 
 class ResizeMethod:
@@ -34,6 +41,7 @@ class ResizeMethod:
 
 
 @image_operation
+@np.errstate(invalid="ignore")
 def resize(
     images: Any,
     size: Any,
@@ -43,6 +51,7 @@ def resize(
     name: str | None = None,
 ) -> Any:
     """Images (3-D or 4-D) in the size (height, width), as float32 unless the method is nearest."""
+    keep_freed_memory()
     wanted = dims("image.resize", size)
     if len(wanted) != 2:
         raise InvalidArgumentError(f"tf.image.resize: size must be two integers, got {wanted}")
@@ -148,51 +157,28 @@ def _blend(first: Array, second: Array, share: Array) -> Array:
 def _apply(batch: Array, wanted: tuple[int, ...], method: str, antialias: bool) -> Array:
     """Images whose rows and columns are sums of others, by the weights of a method."""
     count, height, width, channels = batch.shape
-    down, across = (
-        find_taps(method, antialias, *pair) for pair in zip((height, width), wanted, strict=True)
-    )
-    rows = batch.reshape(count, height, width * channels)
-    if height < wanted[0]:  # There are fewer rows before than after.
-        rows = _weigh_columns(rows, across, channels)
-        made = _weigh_rows(rows, down)
-    else:
-        made = _weigh_columns(_weigh_rows(rows, down), across, channels)
-    return made.reshape(count, *wanted, channels)
-
-
-def _weigh_rows(batch: Array, weights: Taps) -> Array:
-    """Sums of rows, computed in blocks that fit into a cache."""
-    made = np.empty((len(batch), len(weights.starts), batch.shape[2]), np.float32)
-    size = max(1, _BLOCK // batch.shape[2])
-    parts = [*enumerate(weights.places(batch.shape[1]))]
+    is_finite = batch.dtype.kind in "biu" or bool(np.isfinite(batch).all())
+    mixed = channels if is_finite and channels <= _FEW_CHANNELS else 1
+    down = find_bands(method, antialias, height, wanted[0], 1, is_finite)
+    across = find_bands(method, antialias, width, wanted[1], mixed, is_finite)
+    rows = np.empty((wanted[0], width * channels), np.float32)
+    made = np.empty((count, *wanted, channels), np.float32)
     for image, result in zip(batch, made, strict=True):
-        for start in range(0, len(result), size):
-            block = slice(start, start + size)
-            for number, places in parts:
-                part, shares = np.take(image, places[block], 0), weights.shares[block, number, None]
-                _add_part(result[block], part, shares, is_first=not number)
+        _weigh(image.reshape(1, height, -1), down, rows[None])
+        if mixed == channels:
+            _weigh(rows.T[None], across, result.reshape(wanted[0], -1).T[None])
+        else:
+            _weigh(rows.reshape(wanted[0], width, channels), across, result)
     return made
 
 
-def _weigh_columns(batch: Array, weights: Taps, channels: int) -> Array:
-    """Sums of columns, computed in blocks that fit into a cache."""
-    rows = batch.reshape(len(batch) * batch.shape[1], batch.shape[2])
-    columns = [_spread(one, channels) for one in weights.places(batch.shape[2] // channels)]
-    shares = np.repeat(weights.shares, channels, 0)
-    made = np.empty((len(rows), len(shares)), np.float32)
-    size = max(1, _BLOCK // len(shares))
-    for start in range(0, len(made), size):
-        block = slice(start, start + size)
-        for number, places in enumerate(columns):
-            part = np.take(rows[block], places, 1)
-            _add_part(made[block], part, shares[:, number], is_first=not number)
-    return made.reshape(*batch.shape[:2], len(shares))
-
-
-def _add_part(total: Array, part: Array, shares: Array, *, is_first: bool) -> None:
-    floats = part.astype(np.float32, copy=False)
-    if is_first:
-        np.multiply(floats, shares, out=total)
-    else:
-        floats *= shares
-        total += floats
+def _weigh(values: Array, bands: list[Band], made: Array) -> None:
+    """Sums along the second of three axes, by products of small matrices."""
+    start = 0
+    for first, weights in bands:
+        stop, last = start + weights.shape[0], first + weights.shape[1]
+        size = max(1, _LARGEST_PRODUCT // weights.size)
+        for left in range(0, values.shape[2], size):
+            part = values[:, first:last, left : left + size].astype(np.float32, copy=False)
+            np.matmul(weights, part, out=made[:, start:stop, left : left + size])
+        start = stop
