@@ -168,7 +168,7 @@ def test_a_registered_dataset_keeps_its_length(url: str) -> None:
         (Dataset.range(8), {"processing_mode": "parallel_epochs"}),
         (Dataset.range(8), {"job_name": "shared"}),
         (Dataset.range(8), {"processing_mode": service.ShardingPolicy.DATA}),
-        # Workers may be told to batch what they have: `Options.service.stateful`.
+        # Workers may batch what they have: `Options.service.stateful`.
         (
             Dataset.range(8)
             .filter(lambda x: x > 2)

@@ -1,4 +1,4 @@
-"""torch with one GPU that is the host: streams do everything at once, events when they are told."""
+"""torch with one GPU that is the host: its streams do everything at once."""
 
 from __future__ import annotations
 

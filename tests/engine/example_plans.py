@@ -1,7 +1,7 @@
 """A small plan for every operator, over every kind of source: what the contract is checked on.
 
 Each operator is a function from a source of int64 numbers to a plan. Sources with random access
-and plain streams take different roads through the engine, and failing elements yet others.
+and plain streams run different code of the engine, and so do failing elements.
 """
 
 from collections.abc import Callable, Iterator
@@ -336,7 +336,7 @@ OPERATORS: dict[str, Callable[[Node], Node]] = {
     "shuffle prefetched": lambda s: n.Shuffle(n.Prefetch(s, 2), 4, 1),
     "repeat": lambda s: n.Repeat(s, 3),
     "repeat of repeat": lambda s: n.Repeat(n.Repeat(s, 2), 2),
-    "repeat for ever": lambda s: n.Take(n.Repeat(s), 40),
+    "repeat forever": lambda s: n.Take(n.Repeat(s), 40),
     "repeat never": lambda s: n.Repeat(s, 0),
     "repeat shuffled": lambda s: n.Repeat(n.Shuffle(s, 5, 1), 3),
     "repeat shuffled alike": lambda s: n.Repeat(n.Shuffle(s, 5, 1, False), 2),

@@ -256,7 +256,7 @@ def test_the_budget_is_what_the_options_say():
     assert Budget.of(options) == Budget(7, 1000, False)
 
 
-def test_a_depth_that_nobody_asked_for_is_larger_if_elements_cost_next_to_nothing():
+def test_a_guessed_depth_is_larger_if_elements_cost_next_to_nothing():
     depth = Depth(16, PLENTY, guess=True)
     depth.note_made(1, 1e-6, 1000)
     assert depth.elements == 256
@@ -288,9 +288,9 @@ def looks(relocation: Relocation, calls: float, program: float, times: int = 2) 
     [
         (1.0, 1.05, True),  # A function that holds the lock.
         (0.4, 1.0, True),  # The same, and the consumer holds it, too.
-        (2.9, 3.0, True),  # One that releases it some of the time.
-        (13.0, 13.2, False),  # One that releases it.
-        (0.02, 0.1, False),  # One that waits.
+        (2.9, 3.0, True),  # A function that releases it some of the time.
+        (13.0, 13.2, False),  # A function that releases it.
+        (0.02, 0.1, False),  # A function that waits.
         (0.4, 0.5, False),  # A consumer that is slow.
         (0.4, 4.0, False),  # A source that is busy.
     ],

@@ -448,7 +448,7 @@ print(begin("ray://local?workers=1&cpus=0.4&wait=600"))
 def test_a_ray_is_started_only_if_it_is_asked_for_and_ends_with_the_program(nodes, monkeypatch):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as folder:
-        monkeypatch.setenv("RAY_TMPDIR", folder)  # Where Ray looks for one that runs.
+        monkeypatch.setenv("RAY_TMPDIR", folder)  # Where Ray looks for a cluster that runs.
         done = subprocess.run(
             [sys.executable, "-c", OWN_RAY.format(path=sys.path)],
             stdout=subprocess.PIPE,

@@ -47,7 +47,7 @@ def test_readers_wait_for_a_full_disk_and_continue(name, tmp_path, monkeypatch):
         assert sorted(got + rest) == list(range(200))
 
 
-@pytest.mark.parametrize("way", ["goes on", "has read everything", "closes"])
+@pytest.mark.parametrize("way", ["continues", "has read everything", "closes"])
 def test_a_reader_settles_what_its_dispatcher_has_lost(way, tmp_path, caplog):
     """The journal is put back to an earlier moment: what was leased and reported since is gone."""
     work, copy = tmp_path / "work", tmp_path / "copy"

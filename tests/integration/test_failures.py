@@ -183,7 +183,7 @@ def test_a_share_that_was_fixed_beforehand_is_not_made_again(
 def test_a_dispatcher_that_is_gone_for_good_is_not_missed(stage: Stage, mode: str) -> None:
     dispatcher = stage.own_dispatcher(kept=False)
     stage.worker(), stage.worker()
-    # Whoever takes part for the first time needs the plan, which only the dispatcher has.
+    # A worker that computes for a plan for the first time asks the dispatcher for it.
     assert len(numbers(Dataset.range(300).apply(stage.distribute("parallel_epochs")))) == 600
     iterator = iter(Dataset.range(300).apply(stage.distribute(mode)))
     found = first(iterator)

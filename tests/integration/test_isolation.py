@@ -158,7 +158,7 @@ def test_a_state_behind_a_crash_continues_behind_it(stage: Stage) -> None:
 
 
 def test_a_generator_that_ends_its_process_ends_the_reader(stage: Stage) -> None:
-    """No later element can be computed. Dropping errors must not hide that, nor run for ever."""
+    """No later element can be computed. Dropping errors must not hide that, nor run forever."""
 
     def numbers() -> Iterator[int]:
         yield from range(3)

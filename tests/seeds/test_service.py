@@ -38,7 +38,7 @@ def test_two_processes_share_a_job(tmp_path: Path) -> None:
     with dispatcher_of_the_page() as dispatcher:
         config = service.WorkerConfig(dispatcher_address=dispatcher.target.removeprefix("grpc://"))
         readers = start_processes(dispatcher.target)
-        # One that comes when the other has read everything and left would be refused.
+        # A reader that begins after the other has read everything would be refused.
         until(lambda: all_read(dispatcher.target))
         with service.WorkerServer(config):
             printed = [lists_in(reader.communicate()[0]) for reader in readers]

@@ -159,7 +159,7 @@ class Client(Peer):
                 if final or not self.trainer.stubborn or self._failures == MOST_FAILURES:
                     raise
                 self._failures += 1
-                self.world.tell(f"{self.name} goes on after {type(error).__name__}: {error}")
+                self.world.tell(f"{self.name} continues after {type(error).__name__}: {error}")
 
     def _save(self, stream: CheckedStream, mark: Any, count: int) -> None:
         """Keeps a state: of now, or of the middle of what was handed out last."""

@@ -41,7 +41,7 @@ class Sample:
 
 
 def plain(value: Any) -> Any:
-    """A value, by whichever library, as Python's own."""
+    """A value of any library, as one of Python's own."""
     match value:
         case dict():
             return {name: plain(part) for name, part in value.items()}

@@ -133,7 +133,7 @@ else:
 
 
 @pytest.mark.parametrize("method", ["cache", "save"])
-def test_a_killed_writer_leaves_no_file_that_anybody_opens(method: str, tmp_path: Path) -> None:
+def test_a_killed_writer_leaves_no_file_that_opens(method: str, tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", KILLED, method, str(tmp_path)], check=False)
     files = [file for file in tmp_path.rglob("*") if file.is_file()]
     left = [file for file in files if file.read_bytes().startswith(b"ARROW1")]

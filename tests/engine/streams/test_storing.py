@@ -1,4 +1,4 @@
-"""Saved datasets, file caches and snapshots at work: filling, reading, going on, letting go."""
+"""Saved datasets, file caches and snapshots at work: filling, reading, continuing, closing."""
 
 import errno
 import gc

@@ -193,7 +193,7 @@ class Scenario:
             case "strangers":
                 strangers = Strangers(cluster.ports)
                 self._later(event, strangers.close)
-                for proxy in cluster.proxies:  # Whoever reads has to connect among the strangers.
+                for proxy in cluster.proxies:  # Readers have to connect among the strangers.
                     proxy.cut()
             case "crash" if cluster.programs.name == "penstock":
                 self._crash.touch()

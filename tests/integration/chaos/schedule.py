@@ -14,7 +14,7 @@ KINDS = (
     *("strangers", "crash", "full", "partition", "damage"),
 )
 """kill -9 of a worker, of the dispatcher, of both and all workers; SIGSTOP of a worker for longer
-than its timeout; all data connections cut; kill -9 of a client, which goes on from its state;
+than its timeout; all data connections cut; kill -9 of a client, which continues from its state;
 SIGSTOP of a client for longer than its lease; crowds without the token on all ports, while all
 data connections are cut; a function that kills the process it runs in; a dispatcher that may not
 write to its disk; no data passes between clients and one worker, whom the dispatcher hears; bits

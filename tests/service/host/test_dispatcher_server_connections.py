@@ -26,7 +26,7 @@ TOKEN = Security(b"token")
 
 
 class Disk:
-    """`settle` waits until the test lets it go on."""
+    """`settle` blocks until the test sets `is_free`."""
 
     def __init__(self) -> None:
         self.decided: list[Request] = []

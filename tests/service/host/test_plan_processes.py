@@ -73,7 +73,7 @@ class Ward:
 
 
 class Time:
-    """Stands still."""
+    """A clock that the test sets."""
 
     now = 100.0
 

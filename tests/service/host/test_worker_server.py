@@ -435,7 +435,7 @@ def test_earlier_elements_of_a_task_are_made_first(service, brake):
 
 
 def test_requests_with_a_lower_turn_are_answered_first(service, brake):
-    """Even before the rest of one that was begun: the client needs them before it."""
+    """Even before the rest of a request that was begun: the client needs them first."""
     with service.connect() as connection:
         connection.send(OpenTask(1, service.work(slowly(numbers(9)), "random")))
         connection.send(Fetch(1, 1, 0, 3, turn=7))

@@ -34,7 +34,7 @@ def test_every_inequality_holds() -> None:
         ({"WORKER_SILENCE": 1.0}, "a client leaves a silent worker before the dispatcher does"),
         ({"PROGRESS": 2.5}, "a client outwaits several reports of progress"),
         ({"IDLE_STREAM": 1.0}, "a stream outlives the reconnecting of its client"),
-        ({"MOVE": 0.95}, "a worker that leaves has time for its last elements"),
+        ({"MOVE": 0.95}, "a worker that leaves can finish its last elements"),
         ({"WORKER_TIMEOUT": 1.3}, "a client waits for a worker that hands over its last element"),
         ({"SHORT_COPY": 0.2}, "the last copy fits into the switch"),
         ({"MOVED_STREAM": 9.0}, "a state that was moved outlives its reader's pause"),

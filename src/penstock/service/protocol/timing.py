@@ -358,7 +358,7 @@ def broken_rules(times: Mapping[str, float]) -> list[str]:
         ),
         "a client outwaits several reports of progress": SEVERAL * t["PROGRESS"] < left_worker,
         "a stream outlives the reconnecting of its client": t["IDLE_STREAM"] > t["RECONNECT"],
-        "a worker that leaves has time for its last elements": (
+        "a worker that leaves can finish its last elements": (
             SEVERAL * t["SWITCH"] < (1 - t["MOVE"]) * t["DRAIN"]
         ),
         "a client waits for a worker that hands over its last element": t["SWITCH"] < left_worker,

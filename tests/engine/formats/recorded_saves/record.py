@@ -4,7 +4,7 @@ Run it from the repository's root, for a format that has no files here yet:
 
     python -m tests.engine.formats.recorded_saves.record blocks-2
 
-Files of earlier formats stay: `load` and `cache` must read them for ever.
+Files of earlier formats stay: `load` and `cache` must read them forever.
 """
 
 from __future__ import annotations
