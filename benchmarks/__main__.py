@@ -145,7 +145,7 @@ def compare(suite: Suite, chosen: argparse.Namespace) -> bool:
         figure = f"![{figures.CAPTION}](benchmarks/{suite.name}.svg)"
         body = report.section(suite, measured, rounds)
         report.write_section(suite.heading, f"{figure}\n\n{around}\n\n{body}")
-    return not any(report.failed(results) for _, results in measured)
+    return not any(report.has_failed(results) for _, results in measured)
 
 
 def probe(name: str, chosen: argparse.Namespace) -> bool:

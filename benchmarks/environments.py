@@ -35,7 +35,7 @@ class Environment:
     def stamp(self) -> Path:
         return HOME / self.name / "installed"
 
-    def wanted(self) -> str:
+    def describe_requirements(self) -> str:
         text = "\n".join((sys.version, *self.requirements))
         if self.editable and (project := ROOT / "pyproject.toml").exists():
             text += "\n" + hashlib.sha256(project.read_bytes()).hexdigest()
@@ -75,18 +75,18 @@ PEERS = {
 
 def install(environment: Environment) -> str | None:
     """Makes the environment complete; answers why it could not, or None."""
-    wanted = environment.wanted()
+    wanted = environment.describe_requirements()
     if environment.stamp.exists() and environment.stamp.read_text() == wanted:
         return None
     LOGS.mkdir(parents=True, exist_ok=True)
     if not environment.python.exists():
         print(f"making .bench/{environment.name}", flush=True)
         make = [sys.executable, "-m", "venv", str(HOME / environment.name)]
-        if problem := _logged(make, f"{environment.name}-venv"):
+        if problem := _run_with_log(make, f"{environment.name}-venv"):
             return problem
     print(f"installing {_words(environment)} into .bench/{environment.name}", flush=True)
     pip = [str(environment.python), "-m", "pip", "install", *environment.requirements]
-    if problem := _logged(pip, f"{environment.name}-install"):
+    if problem := _run_with_log(pip, f"{environment.name}-install"):
         return problem
     environment.stamp.write_text(wanted)
     return None
@@ -112,7 +112,7 @@ def _words(environment: Environment) -> str:
     return "penstock (editable)" if environment.editable else ", ".join(environment.requirements)
 
 
-def _logged(command: list[str], name: str) -> str | None:
+def _run_with_log(command: list[str], name: str) -> str | None:
     log = LOGS / f"{name}.log"
     with log.open("wb") as sink, child(command, stdout=sink, stderr=sink) as process:
         code = process.wait()

@@ -42,7 +42,7 @@ def plain(read: Callable[[Any, int, Path], Batches]) -> Any:
 
 
 @contextlib.contextmanager
-def served(
+def read_served(
     read: Callable[[Any, int, str, Path], Batches], module: Any, rows: int, folder: Path
 ) -> Iterator[Batches]:
     """From a service whose worker runs before the clock does."""
@@ -56,7 +56,7 @@ def served(
 
 
 def on_service(read: Callable[[Any, int, str, Path], Batches]) -> Any:
-    return lambda module, rows, folder: served(read, module, rows, folder)
+    return lambda module, rows, folder: read_served(read, module, rows, folder)
 
 
 def with_rows(module: Any, rows: int) -> Any:

@@ -42,7 +42,7 @@ def environment_of(way: str) -> Environment:
     return PEERS[name].environment
 
 
-class Measured:
+class Measurements:
     """Measures ways, each in its own process; remembers what could not be measured, and why."""
 
     def __init__(self, here: bool) -> None:
@@ -78,7 +78,7 @@ def numbers_of_cores() -> list[int]:
 
 def compare(quick: bool, here: bool, write: bool, names: Sequence[str] = ()) -> bool:
     """Prints a table for each workload; returns whether penstock owes nothing."""
-    measured, others, tables = Measured(here), OtherWork(), []
+    measured, others, tables = Measurements(here), OtherWork(), []
     well = True
     for name in names or WORKS:
         for cores in numbers_of_cores():
@@ -96,7 +96,9 @@ def compare(quick: bool, here: bool, write: bool, names: Sequence[str] = ()) -> 
     return well
 
 
-def _measure_in_turns(measured: Measured, name: str, cores: int, quick: bool) -> dict[str, Rates]:
+def _measure_in_turns(
+    measured: Measurements, name: str, cores: int, quick: bool
+) -> dict[str, Rates]:
     work, found = WORKS[name], dict[str, list[Rates]]()
     for _ in range(1 if quick else 3):
         for way in WAYS:

@@ -105,7 +105,7 @@ def _penstock(work: Work, items: Any, executor: Any, calls: int) -> Iterable[Any
     return dataset.batch(work.batch).prefetch(AUTOTUNE).with_options(Options(executor=executor))
 
 
-class _Mapped:
+class _MappedItems:
     """A map-style dataset: a function of each item."""
 
     def __init__(self, function: Callable[[Any], Any], items: Any) -> None:
@@ -122,7 +122,7 @@ def loader(work: Work, items: Any) -> Iterable[Any]:
     from torch.utils.data import DataLoader
 
     return DataLoader(
-        _Mapped(work.function, items),  # type: ignore[arg-type]
+        _MappedItems(work.function, items),  # type: ignore[arg-type]
         batch_size=work.batch,
         num_workers=cores(),
         persistent_workers=True,

@@ -40,13 +40,13 @@ def rows(gigabytes: float) -> tuple[np.ndarray, np.ndarray]:
     return images, labels
 
 
-def shuffled(data: tuple[np.ndarray, np.ndarray]) -> Any:
+def shuffle_batches(data: tuple[np.ndarray, np.ndarray]) -> Any:
     dataset = tf.data.Dataset.from_tensor_slices(data)
     return dataset.shuffle(len(data[0])).batch(BATCH, drop_remainder=True).repeat()
 
 
-def distributed(strategy: Any, data: tuple[np.ndarray, np.ndarray]) -> Any:
-    return strategy.experimental_distribute_dataset(shuffled(data))
+def distribute_batches(strategy: Any, data: tuple[np.ndarray, np.ndarray]) -> Any:
+    return strategy.experimental_distribute_dataset(shuffle_batches(data))
 
 
 def rate(batches: Iterable[Any], wait: Callable[[Any], None], seconds: float) -> float:
@@ -68,11 +68,11 @@ def waiting(step: Callable[[Any], Any], wait: Callable[[Any], None], batches: It
     """
     batch = next(batches)
     wait(step(batch))
-    count = max(5, int(0.5 / _timed(lambda: wait(step(batch)))))
+    count = max(5, int(0.5 / _time_call(lambda: wait(step(batch)))))
     alone, fed = [], []
     for _ in range(7):
-        alone.append(_timed(lambda: _steps(step, wait, repeat(batch, count))))
-        fed.append(_timed(lambda: _steps(step, wait, islice(batches, count))))
+        alone.append(_time_call(lambda: _steps(step, wait, repeat(batch, count))))
+        fed.append(_time_call(lambda: _steps(step, wait, islice(batches, count))))
     each = [float(np.median(times)) / count * 1e3 for times in (alone, fed)]
     return f"{each[0]:.2f} | {each[1]:.2f} | {each[1] / each[0] - 1:.1%}"
 
@@ -83,7 +83,7 @@ def _steps(step: Callable[[Any], Any], wait: Callable[[Any], None], batches: Ite
     wait(result)
 
 
-def _timed(call: Callable[[], Any]) -> float:
+def _time_call(call: Callable[[], Any]) -> float:
     started = time.perf_counter()
     call()
     return time.perf_counter() - started
@@ -112,10 +112,10 @@ def torch_rows(data: tuple[np.ndarray, np.ndarray], seconds: float) -> Iterator[
     yield f"| torch | copy of one pinned batch | {rate(copies, wait, min(seconds, 2)):.1f} |"
 
     strategy = tf.distribute.OneDeviceStrategy(device)
-    with iter(distributed(strategy, data)) as batches:
+    with iter(distribute_batches(strategy, data)) as batches:
         check(batches, lambda tensor: tensor.cpu().numpy())
         yield f"| torch | penstock | {rate(batches, wait, seconds):.1f} |"
-    with iter(shuffled(data).as_torch(device=device)) as batches:
+    with iter(shuffle_batches(data).as_torch(device=device)) as batches:
         check(batches, lambda tensor: tensor.cpu().numpy())
         yield f"| torch | penstock, as_torch | {rate(batches, wait, seconds):.1f} |"
     yield f"| torch | DataLoader, 16 workers, pinned | {_loader(data, device, wait, seconds):.1f} |"
@@ -123,7 +123,7 @@ def torch_rows(data: tuple[np.ndarray, np.ndarray], seconds: float) -> Iterator[
 
     step = make_torch_step(device)
     for seconds_each in STEPS:
-        with iter(distributed(strategy, data)) as batches:
+        with iter(distribute_batches(strategy, data)) as batches:
             repeats = _repeats(lambda b, n: wait(step(b, n)), next(batches), seconds_each)
             yield f"| torch | {waiting(lambda b, n=repeats: step(b, n), wait, batches)} |"
 
@@ -148,7 +148,7 @@ def make_torch_step(device: Any) -> Callable[..., Any]:
 def _repeats(run: Callable[[Any, int], None], batch: Any, seconds: float) -> int:
     """How many times something is done for a step to take so long."""
     run(batch, 20)
-    return max(1, round(seconds / (_timed(lambda: run(batch, 20)) / 20)))
+    return max(1, round(seconds / (_time_call(lambda: run(batch, 20)) / 20)))
 
 
 class Images:
@@ -213,10 +213,10 @@ def jax_rows(data: tuple[np.ndarray, np.ndarray], seconds: float) -> Iterator[st
             yield [jax.device_put(leaf[picked], device) for leaf in data]
 
     strategy = tf.distribute.OneDeviceStrategy(device)
-    with iter(distributed(strategy, data)) as batches:
+    with iter(distribute_batches(strategy, data)) as batches:
         check(batches, np.asarray)
         yield f"| jax | penstock | {rate(batches, wait, seconds):.1f} |"
-    with shuffled(data).as_jax() as batches:
+    with shuffle_batches(data).as_jax() as batches:
         check(batches, np.asarray)
         yield f"| jax | penstock, as_jax | {rate(batches, wait, seconds):.1f} |"
     yield f"| jax | plain loop | {rate(plain(), wait, min(seconds, 3)):.1f} |"
@@ -235,7 +235,7 @@ def jax_rows(data: tuple[np.ndarray, np.ndarray], seconds: float) -> Iterator[st
         return result
 
     for seconds_each in STEPS:
-        with iter(distributed(strategy, data)) as batches:
+        with iter(distribute_batches(strategy, data)) as batches:
             repeats = _repeats(lambda b, n: wait(step(weights, b, n)), next(batches), seconds_each)
             run = lambda b, n=repeats: step(weights, b, n)  # noqa: E731
             yield f"| jax | {waiting(run, wait, batches)} |"

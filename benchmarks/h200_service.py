@@ -58,7 +58,7 @@ def alone(seconds: float) -> float:
     return count / elapsed
 
 
-def served(workers: int, seconds: float) -> float:
+def measure_service(workers: int, seconds: float) -> float:
     dataset = tf.data.Dataset.range(1 << 40).map(busy)
     reading = tf.data.experimental.service.distribute("distributed_epoch", f"local://{workers}")
     with iter(dataset.apply(reading)) as iterator:
@@ -82,7 +82,7 @@ def main() -> None:
     one = 0.0
     for workers in map(int, chosen.workers.split(",")):
         loops = bare(workers, chosen.seconds / 2)
-        found = served(workers, chosen.seconds)
+        found = measure_service(workers, chosen.seconds)
         one = one or found / workers
         used = found / (one * workers)
         owed = f"{OWED}, {'ok' if used >= OWED else 'MISS'}" if workers == max(WORKERS) else ""

@@ -34,16 +34,16 @@ def flip(image: Any, label: Any) -> tuple[Any, Any]:
     return image[::-1], label
 
 
-def flipped(data: tuple[np.ndarray, np.ndarray], calls: int | None) -> Dataset:
+def flip_batches(data: tuple[np.ndarray, np.ndarray], calls: int | None) -> Dataset:
     rows = Dataset.from_tensor_slices(data).shuffle(len(data[0])).repeat()
     return rows.map(flip, num_parallel_calls=calls).batch(h200.BATCH, drop_remainder=True)
 
 
 def ways(data: tuple[np.ndarray, np.ndarray], workers: int) -> Iterator[tuple[str, Dataset]]:
     reading = distribute("distributed_epoch", f"local://{workers}")
-    yield f"local://{workers}", flipped(data, None).apply(reading)
+    yield f"local://{workers}", flip_batches(data, None).apply(reading)
     own = Options(executor="processes")
-    yield f"{workers} processes of the reader", flipped(data, workers).with_options(own)
+    yield f"{workers} processes of the reader", flip_batches(data, workers).with_options(own)
 
 
 def memory_of_workers() -> float:

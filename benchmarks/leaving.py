@@ -97,7 +97,7 @@ def _first(x: Any) -> Any:
 
 
 @contextmanager
-def started(*words: str) -> Iterator[subprocess.Popen[str]]:
+def start_command(*words: str) -> Iterator[subprocess.Popen[str]]:
     """A command of penstock, from its first line of output on."""
     command = [sys.executable, "-m", "penstock", *words]
     process = subprocess.Popen(
@@ -123,11 +123,11 @@ def measure(case: Case, element_bytes: int, seconds: float, number: int, staying
         remote = dataset.apply(
             service.distribute("distributed_epoch", dispatcher.target, job_name=job)
         )
-        with started("worker", "--dispatcher", address) as first, iter(remote) as iterator:
+        with start_command("worker", "--dispatcher", address) as first, iter(remote) as iterator:
             found = [int(next(iterator))]
             with ExitStack() as others:
                 for _ in range(staying):
-                    others.enter_context(started("worker", "--dispatcher", address))
+                    others.enter_context(start_command("worker", "--dispatcher", address))
                 return _read(case, first, iterator, found, expected)
 
 

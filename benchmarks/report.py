@@ -52,7 +52,7 @@ def ratio(result: Result, subject: Result) -> float | None:
     return result.nanoseconds / subject.nanoseconds
 
 
-def failed(results: list[Result]) -> bool:
+def has_failed(results: list[Result]) -> bool:
     """Whether a ratio is missed or something went wrong; a missing peer is no failure."""
     verdicts = {verdict(result, results[0]) for result in results}
     return bool(results[0].problem) or not verdicts.isdisjoint({"MISS", "failed"})
@@ -66,7 +66,7 @@ def rows(results: list[Result]) -> Iterable[Row]:
             PEERS[result.rival.peer].label,
             *figures(result),
             "" if times is None else f"{times:,.2f}x",
-            owed(result),
+            describe_owed(result),
             word,
             result.problem or notes(result, results[0]),
         )
@@ -84,7 +84,7 @@ def figures(result: Result) -> Row:
     )
 
 
-def owed(result: Result) -> str:
+def describe_owed(result: Result) -> str:
     match result.rival.at_least:
         case None:
             return ""

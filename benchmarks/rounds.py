@@ -142,7 +142,7 @@ def measure(choir: Choir, workload: Workload, rounds: int, quick: bool) -> list[
     for result in results:
         _check(choir, workload, result, expected[result.elements])
     for number in range(rounds):
-        for result in _rotated(results, number):
+        for result in _rotate(results, number):
             result.rounds.append(_time(choir, workload, result, 0.05 if quick else 0.25))
     return results
 
@@ -185,7 +185,7 @@ def _ask(
         return None
 
 
-def _rotated(results: list[Result], by: int) -> Iterator[Result]:
+def _rotate(results: list[Result], by: int) -> Iterator[Result]:
     start = by % len(results)
     yield from results[start:]
     yield from results[:start]

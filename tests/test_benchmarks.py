@@ -31,7 +31,7 @@ from benchmarks.functions_work import WORKS
 from benchmarks.peers import bare, material, penstock
 from benchmarks.peers.bare import Loop
 from benchmarks.peers.elements import UnderWay
-from benchmarks.peers.serve import contents, leaves_of, timed
+from benchmarks.peers.serve import contents, leaves_of, time_passes
 from benchmarks.peers.steps import Stretch
 from benchmarks.rounds import Result
 from benchmarks.workloads import Rival, Suite, Workload
@@ -99,7 +99,7 @@ def test_functions_are_compared_with_the_pool_and_the_loader() -> None:
         *("penstock, AUTOTUNE", "120", "1.20x", "1.20x", "40", "0.80x"),
         "MISS: 1.5x DataLoader",
     )
-    measured = functions.Measured(here=True)
+    measured = functions.Measurements(here=True)
     assert measured.rates("rows", "no such way", 1, 1) is None
     assert "KeyError" in measured.missing["rows, no such way"]
 
@@ -128,7 +128,7 @@ def test_an_iterator_is_under_way_before_the_clock_starts() -> None:
     pipeline.begin()
     assert begun == [True]
     assert [list(pipeline), list(pipeline)] == [[2, 3, 4], [2, 3, 4]]
-    assert timed(pipeline, 0.0)["items"] == 3
+    assert time_passes(pipeline, 0.0)["items"] == 3
     assert begun == [True] * 3
 
 
@@ -154,8 +154,8 @@ def test_a_row_says_how_fast_and_whether_the_ratio_is_kept() -> None:
     assert [row["verdict"] for row in table] == ["", "ok", "MISS"]
     assert (table[0]["ns/step"], table[0]["steps/s"]) == ("30,000.0", "33,333")
     assert (table[1]["penstock is"], table[2]["penstock is"]) == ("10.00x", "9.67x")
-    assert not report.failed([ours, kept])
-    assert report.failed([ours, kept, missed])
+    assert not report.has_failed([ours, kept])
+    assert report.has_failed([ours, kept, missed])
 
 
 def test_a_peer_that_failed_has_no_figures() -> None:

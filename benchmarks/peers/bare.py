@@ -62,13 +62,13 @@ def map_vectorized(n: int) -> Iterable[Any]:
 
 
 def filter_(n: int) -> Iterable[Any]:
-    def wanted(x: Any) -> Any:
+    def is_wanted(x: Any) -> Any:
         return x % 3 == 0
 
     def generate() -> Iterator[Any]:
         kept: list[Any] = []
         for start, end in spans(n, 1024):
-            kept += [x for x in np.arange(start, end) if wanted(x)]
+            kept += [x for x in np.arange(start, end) if is_wanted(x)]
             if len(kept) >= 1024:
                 yield np.array(kept[:1024])
                 del kept[:1024]

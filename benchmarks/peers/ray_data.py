@@ -28,20 +28,20 @@ class Batches:
 
 
 @cache
-def started() -> None:
+def start_ray() -> None:
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
     ray.data.DataContext.get_current().enable_progress_bars = False
 
 
-def called(row: dict[str, Any]) -> dict[str, Any]:
+def call_busy(row: dict[str, Any]) -> dict[str, Any]:
     return {"value": busy(row["id"])}
 
 
 def function(n: int) -> Iterable[Any]:
-    started()
+    start_ray()
     # Fewer and larger blocks than would be its own choice: every block costs it some milliseconds.
     numbers = ray.data.range(n + 32, override_num_blocks=16)
-    return UnderWay(Batches(numbers.map(called)), n // 16, ahead=2)
+    return UnderWay(Batches(numbers.map(call_busy)), n // 16, ahead=2)
 
 
 PROGRAMS: dict[str, Program] = {"function": function}

@@ -35,7 +35,7 @@ class Server:
             case ["check", name, n]:
                 return contents(self.build(name, int(n)))
             case ["run", name, n, seconds]:
-                return timed(self.build(name, int(n)), float(seconds))
+                return time_passes(self.build(name, int(n)), float(seconds))
         raise ValueError(f"serve: expected check PROGRAM N or run PROGRAM N SECONDS, got {words}")
 
     def build(self, name: str, n: int) -> Iterable[Any]:
@@ -46,7 +46,7 @@ class Server:
         return self.pipeline
 
 
-def timed(pipeline: Iterable[Any], seconds: float) -> dict[str, Any]:
+def time_passes(pipeline: Iterable[Any], seconds: float) -> dict[str, Any]:
     """Whole passes over the pipeline, each with a fresh iterator, until `seconds` have gone by.
 
     What a pipeline does to `begin` a pass, if anything, is not timed.

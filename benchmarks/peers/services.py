@@ -31,7 +31,7 @@ STEP_SECONDS_PER_TOKEN = 5e-5
 _SERVERS: list[subprocess.Popen[str]] = []
 
 
-def started(*words: str) -> str:
+def start_server(*words: str) -> str:
     """Starts a command of penstock, and gives the first line that it prints."""
     command = [sys.executable, "-m", "penstock", *words]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
@@ -41,7 +41,7 @@ def started(*words: str) -> str:
 
 
 def dispatcher(*options: str) -> str:
-    return started("dispatcher", *options).split()[3].rstrip(";")
+    return start_server("dispatcher", *options).split()[3].rstrip(";")
 
 
 @cache

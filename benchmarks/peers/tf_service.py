@@ -21,7 +21,7 @@ from benchmarks.peers.serve import Program, serve
 service = tf.data.experimental.service
 
 
-def started(*words: str) -> str:
+def start_server(*words: str) -> str:
     """Starts a server, which lives as long as this process's group, and says what it says."""
     command = [sys.executable, "-m", "benchmarks.peers.tf_service", *words]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
@@ -36,8 +36,8 @@ _SERVERS: list[subprocess.Popen[str]] = []
 @cache
 def running() -> str:
     """The address of a dispatcher with one worker."""
-    target = started("dispatcher")
-    started("worker", target.split("://")[1])
+    target = start_server("dispatcher")
+    start_server("worker", target.split("://")[1])
     return target
 
 

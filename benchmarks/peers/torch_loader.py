@@ -55,7 +55,7 @@ class Pairs(Dataset[tuple[Any, Any]]):
         return self.features[index], self.labels[index]
 
 
-class Gathered(TensorDataset):
+class GatheredDataset(TensorDataset):
     """Fetches a batch as one gather for each tensor."""
 
     def __getitems__(self, indices: list[int]) -> tuple[torch.Tensor, ...]:
@@ -74,7 +74,7 @@ class TokenLists(Dataset[torch.Tensor]):
         return self.flat[self.starts[index] : self.ends[index]]
 
 
-class Repeated(IterableDataset[Any]):
+class RepeatedArray(IterableDataset[Any]):
     """The same array without end; what it becomes is copied each time it is sent."""
 
     def __init__(self, array: NDArray[Any]) -> None:
@@ -95,7 +95,7 @@ class Busy(Dataset[int]):
         return elements.busy(index)
 
 
-def padded(lists: list[torch.Tensor]) -> torch.Tensor:
+def pad_lists(lists: list[torch.Tensor]) -> torch.Tensor:
     return pad_sequence(lists, batch_first=True)
 
 
@@ -121,7 +121,9 @@ def rows(n: int) -> Iterable[Any]:
 
 def rows_gathered(n: int) -> Iterable[Any]:
     tensors = map(torch.from_numpy, material.rows(n))
-    return DataLoader(Gathered(*tensors), batch_size=256, shuffle=True, collate_fn=as_fetched)
+    return DataLoader(
+        GatheredDataset(*tensors), batch_size=256, shuffle=True, collate_fn=as_fetched
+    )
 
 
 def images(n: int) -> Iterable[Any]:
@@ -131,7 +133,7 @@ def images(n: int) -> Iterable[Any]:
 
 def images_gathered(n: int) -> Iterable[Any]:
     tensor = torch.from_numpy(material.images(n))
-    return DataLoader(Gathered(tensor), batch_size=64, shuffle=True, collate_fn=as_fetched)
+    return DataLoader(GatheredDataset(tensor), batch_size=64, shuffle=True, collate_fn=as_fetched)
 
 
 def one_by_one(n: int) -> Iterable[Any]:
@@ -141,12 +143,12 @@ def one_by_one(n: int) -> Iterable[Any]:
 def padded_batch(n: int) -> Iterable[Any]:
     flat, starts, ends = material.tokens(n)
     lists = TokenLists(torch.from_numpy(flat), starts.tolist(), ends.tolist())
-    return DataLoader(lists, batch_size=64, collate_fn=padded)
+    return DataLoader(lists, batch_size=64, collate_fn=pad_lists)
 
 
 def transfer(name: str, n: int) -> Iterable[Any]:
     array = elements.PROGRAMS[name]()
-    return UnderWay(DataLoader(Repeated(array), batch_size=None, num_workers=1), n)
+    return UnderWay(DataLoader(RepeatedArray(array), batch_size=None, num_workers=1), n)
 
 
 def function(n: int) -> Iterable[Any]:

@@ -61,9 +61,9 @@ def pause(times: int) -> dict[str, float]:
 
 def _pause(kill: bool = True) -> float:
     url = services.dispatcher()
-    services.started("worker", "--dispatcher", url)
+    services.start_server("worker", "--dispatcher", url)
     victim = services._SERVERS[-1]
-    services.started("worker", "--dispatcher", url)
+    services.start_server("worker", "--dispatcher", url)
     dataset = Dataset.range(1200).map(busy)
     iterator = iter(dataset.apply(service.distribute("distributed_epoch", url)))
     for _ in islice(iterator, 200):
@@ -87,13 +87,13 @@ def _calls(trainers: int, n: int) -> int:
     with tempfile.TemporaryDirectory() as folder:
         log = str(Path(folder) / "calls")
 
-        def counted(number: Any) -> Any:
+        def count_call(number: Any) -> Any:
             file = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
             os.write(file, b".")
             os.close(file)
             return number
 
-        dataset = Dataset.range(1 << 40).map(counted)
+        dataset = Dataset.range(1 << 40).map(count_call)
         iterators = [
             iter(
                 dataset.apply(
@@ -120,7 +120,7 @@ def leases(length: float) -> dict[str, float]:
     """Answers per second of a dispatcher that keeps a journal, to readers that only ask."""
     with tempfile.TemporaryDirectory() as folder:
         url = services.dispatcher("--work-dir", folder)
-        services.started("worker", "--dispatcher", url)
+        services.start_server("worker", "--dispatcher", url)
         address = url.removeprefix("grpc://")
         clients = [_lessee(address, url, number) for number in range(4)]
         with ThreadPoolExecutor(len(clients)) as pool:

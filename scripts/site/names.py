@@ -102,7 +102,7 @@ def ported_names() -> list[Name]:
 
 def _find_names(pages: dict[str, tuple[str, tuple[str, ...]]]) -> dict[Any, Name]:
     found: dict[Any, Name] = {}
-    for page, module, name in _listed(pages):
+    for page, module, name in _list_names(pages):
         value = getattr(import_module(module), name)
         if isinstance(value, types.ModuleType) or name.startswith("__"):
             continue
@@ -117,7 +117,7 @@ def _find_names(pages: dict[str, tuple[str, tuple[str, ...]]]) -> dict[Any, Name
     return found
 
 
-def _listed(
+def _list_names(
     pages: dict[str, tuple[str, tuple[str, ...]]],
 ) -> Iterator[tuple[str, str, str]]:
     for page, (_, modules) in pages.items():

@@ -17,7 +17,7 @@ from tests.simulation.plans import (
     in_laps,
     in_sequence,
     in_turns,
-    interleaved,
+    interleave_inputs,
     lengths_of,
     share_of,
 )
@@ -97,7 +97,7 @@ def _order(trainer: Trainer, laps: list[int]) -> Iterator[int]:
     elif count:
         turns = (element(0, n) for n in range(share_of(plan.length(0), count, me)))
     elif trainer.form == "split" and plan.shape.turns is not None and trainer.job.ordered:
-        turns = interleaved(plan)
+        turns = interleave_inputs(plan)
     else:
         turns = in_sequence(plan, streams)
     for value in turns:
@@ -132,8 +132,8 @@ def _together(
     record = _record(dispatcher, name, repetition)
     if record is None or group not in record.groups:
         opened = [trainer for trainer in members if trainer.history]
-        told = not any(trainer.untold for trainer in opened)
-        _require(where, not (opened and told), "is not known to the dispatcher")
+        recorded = not any(trainer.untold for trainer in opened)
+        _require(where, not (opened and recorded), "is not known to the dispatcher")
         return
     base = {v for t in members if t.merged is not None for v in t.merged.history}
     # What lost readers had got, and other readers got as well, is in their merged states, too.
@@ -141,40 +141,42 @@ def _together(
     delivered = Counter(base.difference(*lost))
     for trainer in members:
         for clients, history in trainer.past:
-            delivered += _reported(record, trainer, clients, history)
+            delivered += _count_reported(record, trainer, clients, history)
         if trainer.status == DEAD or not trainer.known:
-            delivered += _reported(record, trainer, trainer.clients, trainer.history)
+            delivered += _count_reported(record, trainer, trainer.clients, trainer.history)
         elif trainer.status != MERGED:
             delivered += _got(record, trainer, dispatcher.late)
-    everybody = [
+    all_clients = [
         client
         for trainer in members
         for clients in (trainer.clients, *(clients for clients, _ in trainer.past))
         for client in clients
     ]
-    _require(where, base <= set(_recorded(record, everybody)), "has forgotten a merged state")
+    _require(
+        where, base <= set(_list_recorded(record, all_clients)), "has forgotten a merged state"
+    )
     twice = [address(value) for value, count in delivered.items() if count > 1]
     _require(where, not twice, f"delivered twice: {sorted(twice)}")
     if not any(trainer.untold for trainer in members):
         _complete(where, record, group, members, base | set(delivered))
 
 
-def _reported(
+def _count_reported(
     record: IterationRecord, trainer: Trainer, clients: list[str], history: list[int]
 ) -> Counter[int]:
     """What the dispatcher recorded for a trainer that never returned; the rest was leased again."""
-    told = _told(record, trainer, clients)
-    more = sorted(map(address, told - Counter(history)))
+    recorded = _count_recorded(record, trainer, clients)
+    more = sorted(map(address, recorded - Counter(history)))
     _require(trainer, not more, f"is thought to have got {more}")
-    return told
+    return recorded
 
 
 def _got(record: IterationRecord, trainer: Trainer, late: dict[str, set[int]]) -> Counter[int]:
     """What a trainer got that stayed to the end; the dispatcher must have recorded it."""
-    told, got = _told(record, trainer, trainer.clients), Counter(trainer.history)
-    right = not told - got and set(got - told) <= _doubtful(trainer, late)
-    _require(trainer, right, _misreported(trainer, told))
-    return told
+    recorded, got = _count_recorded(record, trainer, trainer.clients), Counter(trainer.history)
+    right = not recorded - got and set(got - recorded) <= _doubtful(trainer, late)
+    _require(trainer, right, _describe_difference(trainer, recorded))
+    return recorded
 
 
 def _doubtful(trainer: Trainer, late: dict[str, set[int]]) -> set[int]:
@@ -182,15 +184,15 @@ def _doubtful(trainer: Trainer, late: dict[str, set[int]]) -> set[int]:
     return trainer.doubtful.union(*(late.get(client, ()) for client in trainer.clients))
 
 
-def _told(record: IterationRecord, trainer: Trainer, clients: list[str]) -> Counter[int]:
+def _count_recorded(record: IterationRecord, trainer: Trainer, clients: list[str]) -> Counter[int]:
     """What the dispatcher recorded for a trainer, without the state that all began with."""
     base = set(trainer.merged.history) if trainer.merged is not None else set()
-    return Counter(value for value in _recorded(record, clients) if value not in base)
+    return Counter(value for value in _list_recorded(record, clients) if value not in base)
 
 
-def _misreported(trainer: Trainer, told: Counter[int]) -> str:
+def _describe_difference(trainer: Trainer, recorded: Counter[int]) -> str:
     got = Counter(trainer.history)
-    more, less = sorted(map(address, told - got)), sorted(map(address, got - told))
+    more, less = sorted(map(address, recorded - got)), sorted(map(address, got - recorded))
     return f"is thought to have got {more}, and not to have got {less}"
 
 
@@ -200,7 +202,7 @@ def _record(dispatcher: Dispatcher, name: str, repetition: int) -> IterationReco
     return dispatcher.state.iterations[found] if found is not None else None
 
 
-def _recorded(record: IterationRecord, clients: list[str]) -> list[int]:
+def _list_recorded(record: IterationRecord, clients: list[str]) -> list[int]:
     return [
         element(stream, ordinal)
         for client in clients

@@ -74,7 +74,7 @@ def measure(workers: int = 1000, clients: int = 1000, seconds: float = 10.0) -> 
     network = Network(world, Weather())
     dispatcher = Dispatcher(network, Settings())
     figures = Figures()
-    network.answer = _timed(dispatcher, figures)
+    network.answer = _time_answers(dispatcher, figures)
     everybody = Process(world, "everybody")
     for number in range(workers):
         everybody.spawn(partial(_worker, network, f"w{number}", world.random.random()))
@@ -86,7 +86,7 @@ def measure(workers: int = 1000, clients: int = 1000, seconds: float = 10.0) -> 
     return figures
 
 
-def _timed(dispatcher: Dispatcher, figures: Figures) -> Callable[[bytes, Any], None]:
+def _time_answers(dispatcher: Dispatcher, figures: Figures) -> Callable[[bytes, Any], None]:
     def answer(data: bytes, reply: Callable[[bytes], None]) -> None:
         started = time.thread_time()
         answered = dispatcher.handle(data)

@@ -39,7 +39,7 @@ from tests.simulation.machines import Machine
 from tests.simulation.network import Network
 from tests.simulation.plans import element
 from tests.simulation.streams import CheckedStream
-from tests.simulation.trainers import DEAD, ENDED, LEFT, Saved, Trainer, service_part
+from tests.simulation.trainers import DEAD, ENDED, LEFT, SavedState, Trainer, service_part
 
 MOST_FAILURES = 4
 """After so many errors, also the stubborn give up."""
@@ -56,12 +56,12 @@ class Client(Peer):
         network: Network,
         trainer: Trainer,
         host: str,
-        failed: Callable[[Trainer], None],
+        note_failure: Callable[[Trainer], None],
     ) -> None:
         super().__init__(network, f"{trainer.name}#{trainer.lives}")
         self.trainer = trainer
         self.host = host
-        self._failed = failed
+        self._note_failure = note_failure
         self._left = False
         self._failures = 0
         self.stream: CheckedStream | None = None
@@ -90,7 +90,7 @@ class Client(Peer):
         try:
             self._read(state)
         except FailedPreconditionError as error:
-            status = self._refused(state, error)
+            status = self._judge_refusal(state, error)
             self.world.tell(f"{self.name} is {status}: {error}")
             trainer.status = status if trainer.client is self else trainer.status
             self.kill()
@@ -101,12 +101,12 @@ class Client(Peer):
                 raise Violation(f"{self.name} fails with {error!r}") from error
             self.crash()
             if trainer.client is self:
-                self._failed(trainer)
+                self._note_failure(trainer)
         else:
             self.world.tell(f"{self.name} is {trainer.status}")
             self.kill()
 
-    def _refused(self, state: dict[str, Any] | None, error: OpError) -> str:
+    def _judge_refusal(self, state: dict[str, Any] | None, error: OpError) -> str:
         """What becomes of a reader that is refused, if that is right."""
         if state is None and "was read to its end" in error.message:
             return ENDED  # Started anew, when all other readers have read everything and left.
@@ -118,7 +118,7 @@ class Client(Peer):
         own, skip = service_part(state)
         stream = self.stream = self._open(own)
         while skip:
-            skip -= len(self._pulled(stream, skip))
+            skip -= len(self._pull_values(stream, skip))
         status = self._consume(stream)
         stream.close()
         if self.trainer.client is self:
@@ -129,7 +129,7 @@ class Client(Peer):
         trainer, random = self.trainer, self.world.random
         while trainer.enough is None or trainer.left > 0:
             mark = stream.save()
-            values = self._pulled(stream, stream.sure(random.choice((1, 4, 64))))
+            values = self._pull_values(stream, stream.sure(random.choice((1, 4, 64))))
             if not values:
                 return ENDED
             mine = trainer.client is self and trainer.enough is not None
@@ -145,7 +145,7 @@ class Client(Peer):
             self.world.wait(trainer.think * random.random() * 2)
         return LEFT
 
-    def _pulled(self, stream: CheckedStream, limit: int) -> list[int]:
+    def _pull_values(self, stream: CheckedStream, limit: int) -> list[int]:
         """The next elements, or the element that fails; none at the end."""
         while True:
             try:
@@ -169,7 +169,7 @@ class Client(Peer):
         at = copy_state(stream.save() if used == count else {"from": mark, "skip": used})
         history = tuple(trainer.history[: len(trainer.history) - count + used])
         if trainer.client is self:
-            trainer.saved = Saved({"plan": trainer.job.plan.digest, "at": at}, history)
+            trainer.saved = SavedState({"plan": trainer.job.plan.digest, "at": at}, history)
             self.world.tell(self.name, "has saved", trainer.saved.state)
 
     def _open(self, state: dict[str, Any] | None) -> CheckedStream:
@@ -202,7 +202,7 @@ class Client(Peer):
         return self.network.connect(self, info.transfers["tcp"])
 
     def _again(self, opened: OpenIterationReply, request: OpenIteration) -> OpenIterationReply:
-        self._registered()
+        self._register_dataset()
         streams = opened.work.streams if opened.work.form in ("share", "whole") else 0
         work, streams = opened.work, max(request.streams, streams)
         again = msgspec.structs.replace(request, key=work.key, epoch=work.epoch, streams=streams)
@@ -224,7 +224,7 @@ class Client(Peer):
             values = {element(at.stream, ordinal) for ordinal in range(at.start, at.stop)}
             self.trainer.doubtful |= values
 
-    def _registered(self) -> str:
+    def _register_dataset(self) -> str:
         plan = self.trainer.job.plan
         request = RegisterDataset(
             *(plan.digest, plan.digest, b"spec", plan.shape, plan.cardinality, plan.digest),
@@ -233,7 +233,7 @@ class Client(Peer):
         return self._call(request).dataset_id  # type: ignore[no-any-return]
 
     def _request(self, name: str, state: dict[str, Any] | None) -> OpenIteration:
-        trainer, job, dataset_id = self.trainer, self.trainer.job, self._registered()
+        trainer, job, dataset_id = self.trainer, self.trainer.job, self._register_dataset()
         # Each process draws a key of its own, as processes without seeds do.
         key = (state or {}).get("key", zlib.crc32(self.name.encode()))
         return OpenIteration(

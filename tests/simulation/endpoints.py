@@ -115,10 +115,10 @@ class Endpoint:
         peer._last = max(peer._last, network.passes(self.owner.name, peer.owner.name))
         sent = b"".join([*frame(message, len(body)), body])
         if world.chance(network.weather.damage):
-            sent = self._damaged(sent)
+            sent = self._flip_bit(sent)
         world.when(peer._last, partial(peer._arrive, sent))
 
-    def _damaged(self, sent: bytes) -> bytes:
+    def _flip_bit(self, sent: bytes) -> bytes:
         """The same bytes, one bit of which is another."""
         at = self._world.random.randrange(len(sent))
         flipped = sent[at] ^ (1 << self._world.random.randrange(8))

@@ -152,7 +152,7 @@ def run(workers: int, readers: int, seconds: float = 20.0, deaths: int = 2) -> F
     world = World(0, most=1 << 40)
     network = Network(world, Weather())
     dispatcher = Dispatcher(network, Settings())
-    network.answer = _timed(dispatcher, fleet)
+    network.answer = _time_answers(dispatcher, fleet)
     fleet.total = int(RATE * readers * (START + COUNTED + seconds + 5.0))
     run = _Run(fleet, world, network)
     launcher = Process(world, "launcher")
@@ -179,7 +179,7 @@ def run(workers: int, readers: int, seconds: float = 20.0, deaths: int = 2) -> F
     return fleet
 
 
-def _timed(dispatcher: Dispatcher, fleet: Fleet) -> Callable[[bytes, Any], None]:
+def _time_answers(dispatcher: Dispatcher, fleet: Fleet) -> Callable[[bytes, Any], None]:
     def answer(data: bytes, reply: Callable[[bytes | None], None]) -> None:
         started = time.thread_time()
         answered = dispatcher.handle(data)

@@ -62,19 +62,19 @@ def run(seed: int, story: bool = False, kind: str = "") -> Outcome:
     """
     history = KINDS[kind](seed)
     try:
-        with _tuned(seed), _bounded(history.world):
+        with _set_intervals(seed), _limit_work(history.world):
             outcome = history.run()
     except Exception as error:
-        raise HistoryFailedError(_told(history, error)) from error
+        raise HistoryFailedError(_describe_history(history, error)) from error
     finally:
         history.close()
     if story:
-        print(_told(history, None))
+        print(_describe_history(history, None))
     return outcome
 
 
 @contextmanager
-def _tuned(seed: int) -> Iterator[None]:
+def _set_intervals(seed: int) -> Iterator[None]:
     """Short streams have marks, too; and the reports of waiting clients are not read.
 
     In one of four histories intervals are as long as with thousands of clients.
@@ -95,12 +95,12 @@ def _tuned(seed: int) -> Iterator[None]:
 
 
 @contextmanager
-def _bounded(world: World) -> Iterator[None]:
+def _limit_work(world: World) -> Iterator[None]:
     """Ends a history in which a thread works without end, and names it."""
 
     def enough(_: int, frame: object) -> None:
         where = "".join(traceback.format_stack(frame, limit=10))  # type: ignore[arg-type]
-        world.violated(f"it has not ended after {ENOUGH:g} s of work:\n{where}")
+        world.report_violation(f"it has not ended after {ENOUGH:g} s of work:\n{where}")
 
     before = signal.signal(signal.SIGVTALRM, enough)
     # Again and again: the thread may ignore exceptions.
@@ -124,7 +124,7 @@ def run_many(seeds: range, kind: str = "") -> tuple[int, int, list[str]]:
     return len(seeds), answered, stories
 
 
-def _told(history: History, error: Exception | None) -> str:
+def _describe_history(history: History, error: Exception | None) -> str:
     lines = [
         *history.world.story,
         "",
@@ -257,9 +257,9 @@ class History(Trouble):
     def _begin(self, trainer: Trainer, host: str, number: int) -> None:
         """A client that is to be started twice begins once: two would take turns without end."""
         if trainer.status == READING and number == trainer.starts:
-            self.clients.append(Client(self.network, trainer, host, self._failed))
+            self.clients.append(Client(self.network, trainer, host, self._note_failure))
 
-    def _failed(self, trainer: Trainer) -> None:
+    def _note_failure(self, trainer: Trainer) -> None:
         """A client failed, and is started again, or not."""
         if trainer.returns:
             self._start(trainer, self.world.random.choice((0.1, 1.0, 12.0, 25.0)))

@@ -143,7 +143,9 @@ class World:
         if self.over:
             raise GreenletExit
         if thread is None or self.locks:
-            self.violated("somebody waits who must not: it holds a lock, or is no thread")
+            self.report_violation(
+                "a wait that must not be: its caller holds a lock, or is no thread"
+            )
         thread.rung = False
         if bell is not None:
             bell.waiting[thread] = None
@@ -162,7 +164,7 @@ class World:
         if self.running is not None and self.random.random() < self.shaky:
             self.wait(self.random.choice((INSTANT, 0.001, 0.02)))
 
-    def violated(self, what: str) -> None:
+    def report_violation(self, what: str) -> None:
         """Ends the history, also where the caller ignores exceptions."""
         self.violation = Violation(what)
         raise self.violation

@@ -75,7 +75,9 @@ class Making:
         stream = self.work.stream
         if self.plan.wrong is not None and self.work.form == "split" and trail is not None:
             if self.work.begin not in (GUESS, WHOLE, begins(stream)):
-                self.owner.world.violated(f"stream {stream} is to begin at {self.work.begin}")
+                self.owner.world.report_violation(
+                    f"stream {stream} is to begin at {self.work.begin}"
+                )
             trail.part(begins(stream) + 9 * self.errs, begins(stream + 1) if ended else None)
 
     @property
@@ -100,7 +102,7 @@ class Making:
         if self.plan.buffers and not self.random and state is not None:
             held = [(numbers[0], len(numbers)) for numbers in state["inputs"][0]]
             if held != [(at + number, HELD_NUMBERS) for number in range(HELD)]:
-                self.owner.world.violated(f"a state before element {at} that holds {held}")
+                self.owner.world.report_violation(f"a state before element {at} that holds {held}")
         if at and not self.random and self.owner.world.chance(self.plan.unopened):
             raise ResourceExhaustedError("a state that cannot be opened here")
         if self.plan.absent == self.owner.address:
@@ -127,7 +129,7 @@ class Numbers(Stream):
     def pull(self, limit: int) -> Chunk:
         world, plan = self._making.owner.world, self._making.plan
         if not self._open:
-            world.violated("a stream is pulled that was closed")
+            world.report_violation("a stream is pulled that was closed")
         self._making.owner.note_pull(self._making)
         values = self._values(limit)
         world.wait(OVERHEAD + plan.seconds * len(values))
@@ -234,7 +236,7 @@ class CheckedPool(StreamPool):
         super().keep(stream, block)
         for budget in self._budgets.values():
             if not 0 <= budget.nbytes <= budget.limit:
-                self._world.violated(
+                self._world.report_violation(
                     f"{self.address} keeps {budget.nbytes} of {budget.limit} bytes"
                 )
 
@@ -268,14 +270,14 @@ class NumberTasks(Tasks):
 
     def _plan_stream(self, work: Work) -> Any:
         if work.consumers and not 0 <= work.consumer < work.consumers:
-            self.world.violated(f"a fetch of consumer {work.consumer} of {work.consumers}")
+            self.world.report_violation(f"a fetch of consumer {work.consumer} of {work.consumers}")
         return Making(self, self._get_plan(work.digest), work)  # type: ignore[arg-type]
 
     def check_idle(self) -> None:
         """Without readers, nothing is left."""
         left = (len(self), len(self.pool.streams), self.pool.nbytes, self.opened)
         if any(left):
-            self.world.violated(
+            self.world.report_violation(
                 "{} has readers of {} streams, {} streams, {} bytes and {} cursors left".format(
                     self.address, *left
                 )

@@ -170,7 +170,7 @@ def in_laps(streams: list[tuple[int, int]]) -> Iterator[int]:
                 yield element(stream, lap - begins)
 
 
-def interleaved(plan: Dataset) -> Iterator[int]:
+def interleave_inputs(plan: Dataset) -> Iterator[int]:
     """The elements of inputs in turn, as the local dataset has them; failures do not count."""
     assert plan.shape.turns is not None
     cycle, block, known = plan.shape.turns

@@ -45,7 +45,7 @@ class CheckedStream(RemoteStream):
                 # Several inputs are requested at once, for half of the bytes.
                 most += limits.nbytes // 16
         if waiting > most or reader._owed < 0 or reader._here < 0:
-            self.world.violated(
+            self.world.report_violation(
                 f"{reader._here} elements are here and {reader._owed} are owed, "
                 f"where {most} are allowed"
             )

@@ -14,7 +14,7 @@ from tests.simulation.accounts import settle
 from tests.simulation.clients import Client
 from tests.simulation.kernel import Violation
 from tests.simulation.plans import Dataset
-from tests.simulation.trainers import DEAD, LEFT, MERGED, READING, Job, Saved, Trainer
+from tests.simulation.trainers import DEAD, LEFT, MERGED, READING, Job, SavedState, Trainer
 
 JOB = Job("job", Dataset("plan", Shape("random", 1, 9), (9,), 0.0), JobOptions(1), True, Limits())
 
@@ -43,7 +43,7 @@ def readings(doubtful: set[int]) -> tuple[Any, list[Trainer]]:
     """One is taken for dead, another gets what it had got; then a third resumes from its state."""
     first = lives("first", MERGED, [0, 1], doubtful=doubtful)
     other = lives("other", LEFT, [1, 2])
-    third = lives("third", LEFT, [3], merged=Saved({}, (0, 1)))
+    third = lives("third", LEFT, [3], merged=SavedState({}, (0, 1)))
     known = dispatcher(first=[0, 1], other=[1, 2], third=[3])
     return known, [first, other, third]
 
@@ -62,7 +62,7 @@ def test_only_readers_that_outlived_lost_facts_may_be_refused() -> None:
     reader: Any = SimpleNamespace(
         name="first#0", trainer=lives("first", READING, [], outlived=True)
     )
-    assert Client._refused(reader, None, error) == DEAD
+    assert Client._judge_refusal(reader, None, error) == DEAD
     reader.trainer.outlived = False
     with pytest.raises(Violation, match="first#0 fails with .*begun anew"):
-        Client._refused(reader, None, error)
+        Client._judge_refusal(reader, None, error)

@@ -28,7 +28,7 @@ class Job:
 
 
 @dataclass
-class Saved:
+class SavedState:
     """A state, and what the user had got by then."""
 
     state: dict[str, Any]
@@ -53,8 +53,8 @@ class Trainer:
     """Whether it continues to read after an error."""
     status: str = READING
     history: list[int] = field(default_factory=list)
-    saved: Saved | None = None
-    merged: Saved | None = None
+    saved: SavedState | None = None
+    merged: SavedState | None = None
     """What several trainers each began with: what other trainers had got before them."""
     then: Trainer | None = None
     """Begins when this one has come to the end."""
@@ -78,7 +78,7 @@ class Trainer:
     """Whether the dispatcher knows all that it read."""
     errors: list[str] = field(default_factory=list)
 
-    def another(self, name: str, job: Job, merged: Saved | None = None) -> Trainer:
+    def another(self, name: str, job: Job, merged: SavedState | None = None) -> Trainer:
         """One that does the same, and has not begun."""
         ways = (self.group, self.consumer, self.enough, self.think, self.saves, self.returns)
         return Trainer(name, job, *ways, self.stubborn, merged=merged, outlived=self.outlived)

@@ -11,7 +11,7 @@ from tests.simulation.dispatchers import Dispatcher
 from tests.simulation.kernel import World
 from tests.simulation.network import DISPATCHER, Network, Weather
 from tests.simulation.plans import Dataset
-from tests.simulation.trainers import MERGED, READING, Saved, Trainer
+from tests.simulation.trainers import MERGED, READING, SavedState, Trainer
 from tests.simulation.workers import Worker
 
 TROUBLE = 15.0
@@ -42,8 +42,8 @@ class Trouble:
     def _start(self, trainer: Trainer, seconds: float) -> None:
         raise AssertionError("whoever has trouble says how a trainer starts")
 
-    def _failed(self, trainer: Trainer) -> None:
-        raise AssertionError("whoever has trouble says what becomes of a trainer that failed")
+    def _note_failure(self, trainer: Trainer) -> None:
+        raise AssertionError("a subclass says what becomes of a trainer that failed")
 
     def _plan_trouble(self) -> None:
         random = self.world.random
@@ -189,7 +189,7 @@ class Trouble:
         client = self._some_client()
         if client is not None:
             client.crash()
-            self._failed(client.trainer)
+            self._note_failure(client.trainer)
 
     def _pause_client(self) -> None:
         client = self._some_client()
@@ -221,7 +221,7 @@ class Trouble:
         random = self.world.random
         saved = [trainer.saved for trainer in old if trainer.saved is not None]
         history = {value for one in saved for value in one.history}
-        merged = Saved(merge_states([one.state for one in saved]), tuple(history))
+        merged = SavedState(merge_states([one.state for one in saved]), tuple(history))
         self.world.tell("merged:", [trainer.name for trainer in old])
         # Until all are there: a late reader looks like a reader that returns.
         self.weather.clear()

@@ -79,7 +79,9 @@ class Worker(Peer):
         """Without readers, nothing is left."""
         self.tasks.check_idle()
         if inside := self.running._gate._inside:
-            self.world.violated(f"{self.name} thinks that it has {inside} fetches to answer")
+            self.world.report_violation(
+                f"{self.name} thinks that it has {inside} fetches to answer"
+            )
 
     def _note_late_pull(self, making: Making) -> None:
         """Counts elements that are begun while it leaves, but of streams that are moving."""
@@ -87,7 +89,9 @@ class Worker(Peer):
         moves = (m for stream, m in gate._moves.items() if stream.plan is making)  # type: ignore[comparison-overlap]
         move = next(moves, None)
         if move is not None and move.mark is not None:
-            self.world.violated(f"{self.name} makes more of a stream that it has handed over")
+            self.world.report_violation(
+                f"{self.name} makes more of a stream that it has handed over"
+            )
         is_early = self.tasks.pool.runtime.now() < gate._until + timing.SWITCH
         self._late_pulls += not (is_early and move is not None and move.is_pending)
 
@@ -104,6 +108,8 @@ class Worker(Peer):
         self.running.drain(_DRAIN)
         # One thread for each reader may be about to begin an element.
         if self._late_pulls > readers:
-            self.world.violated(f"{self.name} works on for {readers} readers, though it leaves")
+            self.world.report_violation(
+                f"{self.name} works on for {readers} readers, though it leaves"
+            )
         self.running.stop()
         self.crash()

@@ -59,11 +59,11 @@ class Ward:
         self.ends[number].close()
         self.deaths.put(ProcessExit(number, code))
 
-    def told(self, number: int) -> Any:
+    def next_message(self, number: int) -> Any:
         """The next message to a process."""
-        return self.given(number)[0]
+        return self.next_passed(number)[0]
 
-    def given(self, number: int) -> tuple[Any, int]:
+    def next_passed(self, number: int) -> tuple[Any, int]:
         data, descriptor = receive_descriptor(self.ends[number], LARGEST)
         self.descriptors.append(descriptor)
         return (decoder_of_process.decode(data) if data else None), descriptor
@@ -101,7 +101,7 @@ class House(PlanProcesses):
         near, far = socket.socketpair()
         self.ends.append(near)
         client = AcceptedClient(far, "shm", "a client", 0, True, plan)
-        MACHINE.start(lambda: self._visited(client), "client")
+        MACHINE.start(lambda: self._visit(client), "client")
         self.given.get()
         return near
 
@@ -111,7 +111,7 @@ class House(PlanProcesses):
         finally:
             self.given.put(None)
 
-    def _visited(self, client: AcceptedClient) -> None:
+    def _visit(self, client: AcceptedClient) -> None:
         with client.socket:
             self.serve(client)
 
@@ -140,15 +140,15 @@ def house() -> Iterator[House]:
 def test_every_plan_has_one_process(house: House) -> None:
     clients = [house.visit(), house.visit(OTHER), house.visit()]
     assert list(house.ward.ends) == [1, 2]
-    assert house.ward.told(1) == Begin("w:1")
-    message, descriptor = house.ward.given(1)
+    assert house.ward.next_message(1) == Begin("w:1")
+    message, descriptor = house.ward.next_passed(1)
     assert message == TakeClient(1, "shm", "a client", 0, True)
     assert not os.get_inheritable(descriptor)
     os.write(descriptor, b"hello")
     assert clients[0].recv(9) == b"hello"
-    assert house.ward.told(2) == Begin("w:1")
-    assert house.ward.told(2).number == 2
-    assert house.ward.told(1).number == 3
+    assert house.ward.next_message(2) == Begin("w:1")
+    assert house.ward.next_message(2).number == 2
+    assert house.ward.next_message(1).number == 3
     assert len(house) == 3
     house.ward.say(1, ClientLeft(1))
     assert clients[0].recv(9) == b""
@@ -180,8 +180,8 @@ def test_a_client_that_comes_between_a_death_and_its_news_waits_for_them(house: 
     visiting.get()
     assert first.recv(9) == b""
     assert house.last_loss(PLAN) == ProcessLoss(1, 3, is_traced=True)
-    assert house.ward.told(2) == Begin("w:1", watched=True)
-    assert house.ward.told(2) == TakeClient(3, "shm", "a client", 0, True)
+    assert house.ward.next_message(2) == Begin("w:1", watched=True)
+    assert house.ward.next_message(2) == TakeClient(3, "shm", "a client", 0, True)
 
 
 def test_after_many_losses_there_is_a_pause(
@@ -207,11 +207,11 @@ def test_the_call_that_crashes_every_process_is_refused(
         assert client.recv(9) == b""  # By then the worker has read which calls were running.
 
     client = house.visit()
-    assert house.ward.told(1) == Begin("w:1")
+    assert house.ward.next_message(1) == Begin("w:1")
     crash(1, client)
     for number in (2, 3):
         client = house.visit()
-        begin, descriptor = house.ward.given(number)
+        begin, descriptor = house.ward.next_passed(number)
         assert begin == Begin("w:1", watched=True)
         dying = functools.partial(crash, number, client)
         open_watch(os.dup(descriptor)).run("Dataset.map: f", lambda _, die=dying: die(), (1,), True)
@@ -219,7 +219,7 @@ def test_the_call_that_crashes_every_process_is_refused(
         assert house.last_loss(PLAN) == loss
     assert "signal 11 (segmentation fault) in Dataset.map: f; they get another" in caplog.text
     house.visit()
-    watch = open_watch(os.dup(house.ward.given(4)[1]))
+    watch = open_watch(os.dup(house.ward.next_passed(4)[1]))
     assert watch.run("Dataset.map: f", abs, (-2,), True) == 2
     with pytest.raises(AbortedError, match="crashed in this call each time; the last one was kill"):
         watch.run("Dataset.map: f", abs, (1,), True)
@@ -240,7 +240,7 @@ def test_a_process_that_does_not_listen_gets_no_more_clients(house: House) -> No
         pass
     assert house.ends[-1].recv(9) == b""
     house.visit(OTHER)
-    assert house.ward.told(2) == Begin("w:1")
+    assert house.ward.next_message(2) == Begin("w:1")
 
 
 def test_processes_report_what_they_did(house: House) -> None:
@@ -265,11 +265,11 @@ def test_idle_processes_end(house: House, time: Time) -> None:
     house.ward.say(1, ClientLeft(1))
     until(lambda: len(house) == 1)
     house.tidy(["a", "b"])
-    assert [house.ward.told(1) for _ in range(3)][2] == TidyUp(("a", "b"))
+    assert [house.ward.next_message(1) for _ in range(3)][2] == TidyUp(("a", "b"))
     time.now += 31.0
     house.tidy([f"a job with number {number}" for number in range(10_000)])
-    assert house.ward.told(1) is None
-    assert [house.ward.told(2) for _ in range(4)][3] == TidyUp()
+    assert house.ward.next_message(1) is None
+    assert [house.ward.next_message(2) for _ in range(4)][3] == TidyUp()
     house.ward.die(1, 0)
     house.visit()
     assert house.restarts == 0
@@ -280,12 +280,12 @@ def test_a_worker_drains_when_all_its_processes_have(house: House) -> None:
     house.visit(), house.visit(OTHER)
     done = queue.Queue[None]()
     MACHINE.start(lambda: done.put(house.drain(None)), "drain")
-    assert [house.ward.told(1) for _ in range(3)][2] == Drain()
+    assert [house.ward.next_message(1) for _ in range(3)][2] == Drain()
     house.ward.say(1, DrainReply())
     house.ward.die(2, -9)
     done.get()
     house.visit(OTHER)
-    assert [house.ward.told(3) for _ in range(2)][1] == Drain()
+    assert [house.ward.next_message(3) for _ in range(2)][1] == Drain()
 
 
 def test_without_a_fork_server_a_worker_gives_up(
