@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -57,7 +57,10 @@ def parse_example(serialized: Any, features: Mapping[str, Feature]) -> dict[str,
     keep_freed_memory()
     columns, wrong = read_columns(records, wanted)
     if wrong.any():
-        columns, wrong = read_columns(_encode_again(records, wrong, wanted, call), wanted)
+        usual = encode_again(
+            records, wrong, lambda record: encode_example(read_example(record, wanted)), call
+        )
+        columns, wrong = read_columns(usual, wanted)
         if wrong.any():
             raise InternalError(f"{call}: example {int(wrong.argmax())} was not read")
     return build(columns, features, wanted, call)
@@ -130,14 +133,14 @@ def build(
     }
 
 
-def _encode_again(
-    records: list[bytes], wrong: Array, wanted: Mapping[bytes, Kind], call: str
+def encode_again(
+    records: list[bytes], wrong: Array, encode: Callable[[bytes], bytes], call: str
 ) -> list[bytes]:
-    """The batch, with the wanted features of unusual examples encoded in the usual way."""
+    """The batch, with what is wanted of unusual examples encoded in the usual way."""
     usual = list(records)
     for row in np.flatnonzero(wrong).tolist():
         try:
-            usual[row] = encode_example(read_example(records[row], wanted))
+            usual[row] = encode(records[row])
         except MalformedError as error:
             raise InvalidArgumentError(f"{call}: example {row} cannot be read: {error}") from None
     return usual

@@ -29,13 +29,9 @@ from penstock.engine.formats.examples.features import (
 )
 from penstock.engine.formats.examples.heads import join_records
 from penstock.engine.formats.examples.keys import keys_of
-from penstock.engine.formats.examples.parsing import build, check_records, wanted_of
+from penstock.engine.formats.examples.parsing import build, check_records, encode_again, wanted_of
 from penstock.engine.formats.examples.ragged_features import RaggedFeature
-from penstock.engine.formats.examples.reading import (
-    Kind,
-    MalformedError,
-    read_sequence_example,
-)
+from penstock.engine.formats.examples.reading import Kind, read_sequence_example
 from penstock.engine.formats.examples.wire import FIRST, SECOND, Wire
 from penstock.engine.formats.examples.writing import encode_sequence_example
 from penstock.engine.heap import keep_freed_memory
@@ -92,7 +88,14 @@ def parse_sequence_example(
     keep_freed_memory()
     columns, lists, wrong = _read(records, context, sequence)
     if wrong.any():
-        usual = _encode_again(records, wrong, context, sequence, call)
+        usual = encode_again(
+            records,
+            wrong,
+            lambda record: encode_sequence_example(
+                *read_sequence_example(record, context, sequence)
+            ),
+            call,
+        )
         columns, lists, wrong = _read(usual, context, sequence)
         if wrong.any():
             raise InternalError(f"{call}: example {int(wrong.argmax())} was not read")
@@ -193,20 +196,6 @@ def _decode_lists(
         column = Column(values, counts, payloads.tags, -1)
         lists[name] = Lists(column, np.bincount(owners, minlength=rows), places.found[index])
     return lists, wrong
-
-
-def _encode_again(
-    records: list[bytes], wrong: Array, context: Kinds, sequence: Kinds, call: str
-) -> list[bytes]:
-    """The batch, with what is wanted of unusual examples encoded in the usual way."""
-    usual = list(records)
-    for row in np.flatnonzero(wrong).tolist():
-        try:
-            found, lists = read_sequence_example(records[row], context, sequence)
-            usual[row] = encode_sequence_example(found, lists)
-        except MalformedError as error:
-            raise InvalidArgumentError(f"{call}: example {row} cannot be read: {error}") from None
-    return usual
 
 
 def _check_kinds(name: bytes, lists: Lists, kind: Kind, call: str) -> None:
