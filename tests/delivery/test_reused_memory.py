@@ -15,7 +15,7 @@ from penstock.delivery.cuda import Driver
 from penstock.delivery.locked_memory import LockedArrays, is_reused
 from penstock.element import nest
 from penstock.element.chunk import Chunk
-from penstock.element.reused import ReusedMemory, find_origin
+from penstock.element.reused import ReusedMemory, find_base
 from penstock.engine.processes.chunk_memory import MappedSlabs, ReceiveBuffers, SlabPool
 from tests.delivery.simulated_cuda import Library, delivered
 
@@ -48,7 +48,7 @@ def test_the_memory_of_worker_processes_is_known_by_its_origin(small: None) -> N
     rows = shared.receive(1)
     assert is_reused(rows)
     assert is_reused(rows[0, 100:])
-    assert find_origin(rows[0]).nbytes > SIZE
+    assert find_base(rows[0]).nbytes > SIZE
     received: Any = np.frombuffer(ReceiveBuffers().take(SIZE), np.int16)
     assert is_reused(received)
     assert not is_reused(rows[0, :1])
@@ -58,9 +58,9 @@ def test_the_memory_of_worker_processes_is_known_by_its_origin(small: None) -> N
 
 def test_origins_of_other_arrays_are_what_they_are_views_of() -> None:
     array = np.zeros((8, 8))
-    assert find_origin(array) is array
-    assert find_origin(array[1:].T) is array
-    assert find_origin(np.frombuffer(array.data, np.uint8)) is array
+    assert find_base(array) is array
+    assert find_base(array[1:].T) is array
+    assert find_base(np.frombuffer(array.data, np.uint8)) is array
 
 
 def test_a_slab_is_locked_once_and_unlocked_before_it_is_unmapped(small: None) -> None:
@@ -71,7 +71,7 @@ def test_a_slab_is_locked_once_and_unlocked_before_it_is_unmapped(small: None) -
         assert locked.copy(rows, driver, to.ctypes.data, 0)
         np.testing.assert_array_equal(to, rows[0])
         assert len(library.locked) == 1
-    slab = find_origin(rows)
+    slab = find_base(rows)
     assert library.locked == {slab.ctypes.data: slab.nbytes}
     del slab
     shared.mapped.close()
@@ -90,7 +90,7 @@ def test_memory_that_is_mapped_read_only_is_locked_with_another_flag() -> None:
     library, locked = ReadOnly(), LockedArrays()
     rows = SharedMemory().receive(1)
     assert locked.lock(rows, Driver(library))
-    assert find_origin(rows).ctypes.data in library.locked
+    assert find_base(rows).ctypes.data in library.locked
 
 
 def test_scattered_rows_and_failures_are_left_to_the_host(small: None) -> None:
@@ -145,4 +145,4 @@ def test_without_locked_memory_chunks_arrive_all_the_same(
 def test_reused_memory_is_the_whole_buffer() -> None:
     whole = ReusedMemory.over(mmap.mmap(-1, 100))
     assert whole.nbytes == 100
-    assert find_origin(whole[10:20]) is whole
+    assert find_base(whole[10:20]) is whole

@@ -18,7 +18,7 @@ import numpy as np
 
 from penstock.delivery.cuda import CopyEvent, Driver, address_of
 from penstock.element.columns import Array
-from penstock.element.reused import ReusedMemory, find_origin
+from penstock.element.reused import ReusedMemory, find_base
 
 
 class LockedArrays:
@@ -88,7 +88,7 @@ def _origin(array: Array) -> tuple[Array, Any]:
 
     The owner is None for memory-mapped files, and for objects without weak references.
     """
-    array = find_origin(array)
+    array = find_base(array)
     if isinstance(array, np.memmap):
         return array, None
     # Reused memory itself: it is freed before the map that it belongs to, not after it.
@@ -103,7 +103,7 @@ def _origin(array: Array) -> tuple[Array, Any]:
 
 def is_reused(array: Array) -> bool:
     """Whether an array is in memory that will receive other chunks, so that locking it pays off."""
-    return array.nbytes >= _SMALL and isinstance(find_origin(array), ReusedMemory)
+    return array.nbytes >= _SMALL and isinstance(find_base(array), ReusedMemory)
 
 
 def _memory() -> int:

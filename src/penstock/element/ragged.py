@@ -157,7 +157,7 @@ class Ragged:
 def _array(values: Any) -> np.ndarray[Any, Any]:
     """Values as an array; strings become bytes."""
     try:
-        if isinstance(values, list | tuple) and strings.holds_strings(values):
+        if isinstance(values, list | tuple) and strings.holds_only_strings(values):
             return strings.from_list(values)
         array = np.asarray(values)
     except ValueError:

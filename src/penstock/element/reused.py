@@ -25,7 +25,7 @@ class ReusedMemory(np.ndarray[Any, Any]):
         return np.frombuffer(buffer, np.uint8).view(cls)
 
 
-def find_origin(array: Array) -> Array:
+def find_base(array: Array) -> Array:
     """The array that `array` is a view of, through views and memoryviews; itself if of none."""
     while not isinstance(array, np.memmap):
         base: Any = array.base

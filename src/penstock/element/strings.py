@@ -65,7 +65,7 @@ def kinds(value: Any) -> set[type]:
     return {type(value)}
 
 
-def holds_strings(value: Any) -> bool:
+def holds_only_strings(value: Any) -> bool:
     """Whether a (nested) list contains strings only, and at least one."""
     found = kinds(value)
     return bool(found) and all(issubclass(kind, str | bytes) for kind in found)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from penstock.data import Dataset, Options
 from penstock.element.chunk import Chunk
-from penstock.element.reused import ReusedMemory, find_origin
+from penstock.element.reused import ReusedMemory, find_base
 from penstock.engine import calling
 from penstock.engine.processes import batch_memory
 from penstock.engine.processes.batch_memory import (
@@ -199,7 +199,7 @@ def short_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def is_in_place(batch: Any) -> bool:
-    return isinstance(find_origin(batch), ReusedMemory)
+    return isinstance(find_base(batch), ReusedMemory)
 
 
 @pytest.mark.usefixtures("short_tasks")

@@ -9,7 +9,7 @@ import numpy as np
 from penstock.element import columns
 from penstock.element.chunk import Chunk
 from penstock.element.columns import Array
-from penstock.element.reused import ReusedMemory, find_origin
+from penstock.element.reused import ReusedMemory, find_base
 from penstock.engine.collate import Collate, UnstackableError, collate_all, stack_rows
 from penstock.engine.contract import State, Stream, must_settle
 from penstock.engine.inlets import FedStream, discard
@@ -107,7 +107,7 @@ class _JoinedRows:
         if type(before) is not np.ndarray or before.base is not batch:
             return None
         starts = batch.ctypes.data + self.count * batch.strides[0]
-        if column.ctypes.data != starts or not isinstance(find_origin(batch), ReusedMemory):
+        if column.ctypes.data != starts or not isinstance(find_base(batch), ReusedMemory):
             return None
         return batch[: self.count + len(column)]
 
