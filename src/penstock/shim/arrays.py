@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
+from penstock.data.arguments import describe
 from penstock.element.dtypes import DType, as_dtype
 from penstock.element.ragged import Ragged
 from penstock.errors import InvalidArgumentError, InvalidTypeError, UnimplementedError
 from penstock.shim.literals import (
     cast_array,
     convert_value,
-    describe,
     dtype_of,
     leaf_of,
     scalar,

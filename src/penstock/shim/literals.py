@@ -9,15 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from penstock.data.arguments import element
+from penstock.data.arguments import describe, element
 from penstock.element.dtypes import DType, as_dtype, of_numpy
 from penstock.element.values import as_value
 from penstock.errors import InvalidArgumentError, InvalidTypeError
-
-
-def describe(value: Any) -> str:
-    """A value as error messages show it."""
-    return f"{value!r} ({type(value).__name__})"
 
 
 def is_literal(value: Any) -> bool:

@@ -11,11 +11,12 @@ from collections.abc import Callable, Sequence
 from types import MethodType
 from typing import Any
 
+from penstock.data.arguments import describe
 from penstock.element import nest
 from penstock.element.spec import TensorSpec, TypeSpec
 from penstock.element.values import as_value, spec_of_leaf
 from penstock.errors import InvalidTypeError, OpError
-from penstock.shim.literals import convert_value, describe, is_literal
+from penstock.shim.literals import convert_value, is_literal
 
 
 def function(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 import numpy as np
 
+from penstock.data.arguments import describe
 from penstock.distribute.values import texts
 from penstock.distribute.values.variables import Variable
 from penstock.element.dtypes import DType, as_dtype, of_numpy
@@ -21,7 +22,7 @@ from penstock.errors import (
     UnfitTypeError,
     UnimplementedError,
 )
-from penstock.shim.literals import cast_array, convert_value, describe, is_literal, leaf_of
+from penstock.shim.literals import cast_array, convert_value, is_literal, leaf_of
 from penstock.tf.missing_operations import missing_from_tf
 
 Array: TypeAlias = Any
