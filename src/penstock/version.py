@@ -20,12 +20,13 @@ OLDEST = 1
 """The oldest version that this process still talks to: that of the release before, or older."""
 
 
-def describe_mismatch(theirs: int, remedy: str) -> str | None:
+def describe_mismatch(theirs: int) -> str | None:
     """Why this process refuses a peer of the version `theirs`; None if it does not."""
     if theirs >= OLDEST:
         return None
     return (
-        f"speaks protocol {theirs} of penstock, and this process {_describe_protocols()}; {remedy}"
+        f"speaks protocol {theirs} of penstock, and this process {_describe_protocols()}; "
+        "upgrade penstock there"
     )
 
 

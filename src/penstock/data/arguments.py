@@ -192,15 +192,15 @@ def is_dataset(value: Any) -> bool:
     return hasattr(type(value), "__plan__")
 
 
-def plans_of(where: str, name: str, values: Any) -> list[Node]:
+def plans_of(where: str, datasets: Any) -> list[Node]:
     """The plans of a list of datasets that is not empty."""
-    if values is not None and not isinstance(values, Sequence):
+    if datasets is not None and not isinstance(datasets, Sequence):
         raise NotADatasetError(
-            f"{where}: {name} must be a list of datasets, got {describe(values)}"
+            f"{where}: datasets must be a list of datasets, got {describe(datasets)}"
         )
-    if not values:
-        raise InvalidArgumentError(f"{where}: {name} must not be empty")
-    return [plan_of(where, f"{name}[{i}]", value) for i, value in enumerate(values)]
+    if not datasets:
+        raise InvalidArgumentError(f"{where}: datasets must not be empty")
+    return [plan_of(where, f"datasets[{i}]", value) for i, value in enumerate(datasets)]
 
 
 def dtype(where: str, name: str, value: Any) -> DType:

@@ -1474,7 +1474,7 @@ class Dataset(PublicNames, metaclass=_DatasetClass):
         1 2 1 2
         """
         where = "Dataset.choose_from_datasets"
-        parts = check.plans_of(where, "datasets", datasets)
+        parts = check.plans_of(where, datasets)
         choice = check.plan_of(where, "choice_dataset", choice_dataset)
         spec = known_spec(choice)
         if spec is not None:
@@ -1505,7 +1505,7 @@ class Dataset(PublicNames, metaclass=_DatasetClass):
         [0, 1, 2, 10, 11, 12]
         """
         where = "Dataset.sample_from_datasets"
-        parts = check.plans_of(where, "datasets", datasets)
+        parts = check.plans_of(where, datasets)
         stop = check.boolean(where, "stop_on_empty_dataset", stop_on_empty_dataset)
         again = check.flag(where, "rerandomize_each_iteration", rerandomize_each_iteration)
         key = check.seed(where, seed)

@@ -47,7 +47,7 @@ def _put_table(out: bytearray, table: dict[int, Any]) -> int:
         offsets[field] = size
         size += width
     index = struct.pack(f"<{len(offsets) + 2}H", 4 + 2 * len(offsets), size, *offsets)
-    _align(out, 8, len(index))
+    _align(out, len(index))
     out += index
     at = len(out)
     out += struct.pack("<i", len(index)) + bytes(size - 4)
@@ -63,7 +63,7 @@ def _put_table(out: bytearray, table: dict[int, Any]) -> int:
 def _put_object(out: bytearray, value: Any) -> int:
     if isinstance(value, dict):
         return _put_table(out, value)
-    _align(out, 8, 4)  # Behind the count or the length, structs begin at a multiple of 8.
+    _align(out, 4)  # Behind the count or the length, structs begin at a multiple of 8.
     at = len(out)
     if isinstance(value, str):
         data = value.encode()
@@ -78,9 +78,9 @@ def _put_object(out: bytearray, value: Any) -> int:
     return at
 
 
-def _align(out: bytearray, size: int, ahead: int) -> None:
-    """Appends zeros until `ahead` more bytes would end at a multiple of `size`."""
-    out += bytes(-(len(out) + ahead) % size)
+def _align(out: bytearray, ahead: int) -> None:
+    """Appends zeros until `ahead` more bytes would end at a multiple of 8."""
+    out += bytes(-(len(out) + ahead) % 8)
 
 
 class FlatTable:

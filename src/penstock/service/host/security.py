@@ -482,7 +482,7 @@ def server_handshake(
         _send(connected, _REJECTED + bytes(_VERSION.size + _LOSS.size + PROOF_SIZE), deadline)
         raise UnauthenticatedError("the client does not know the token")
     terms = Terms(*_TERMS.unpack(asked[-_TERMS.size :]))
-    mismatch = version.describe_mismatch(terms.protocol, "upgrade penstock there")
+    mismatch = version.describe_mismatch(terms.protocol)
     if mismatch:
         verdict = _TOO_OLD
     else:
@@ -525,7 +525,7 @@ def _check_verdict(verdict: bytes, protocol: int) -> None:
     """Raises if the server, of this version of the protocol, does not talk to this process."""
     if verdict == _TOO_OLD:
         raise FailedPreconditionError(version.describe_refusal(protocol))
-    mismatch = version.describe_mismatch(protocol, "upgrade penstock there")
+    mismatch = version.describe_mismatch(protocol)
     if mismatch is not None:
         raise FailedPreconditionError(mismatch)
     if verdict == _FULL:
