@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
-from penstock.tf.missing_operations import Namespace, missing_from_tf
+from penstock.tf.missing_operations import Namespace, refuse_names_of_tf
 
 __all__ = ["experimental", "set_verbosity"]
 
@@ -29,6 +29,4 @@ class AutographExperimental(Namespace, module="autograph.experimental"):
 
 experimental = AutographExperimental
 
-
-def __getattr__(name: str) -> NoReturn:
-    raise missing_from_tf("autograph", name, __all__)
+__getattr__ = refuse_names_of_tf("autograph", __all__)

@@ -6,7 +6,7 @@ and threads its operations. Its getter returns what was set.
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import Any
 
 from penstock.config import (
     LogicalDeviceConfiguration,
@@ -18,7 +18,7 @@ from penstock.config import (
 )
 from penstock.distribute.devices import LogicalDevice
 from penstock.errors import InvalidArgumentError
-from penstock.tf.missing_operations import Namespace, missing_from_tf
+from penstock.tf.missing_operations import Namespace, refuse_names_of_tf
 
 __all__ = [
     "LogicalDevice",
@@ -172,6 +172,4 @@ threading = ConfigThreading
 optimizer = ConfigOptimizer
 experimental = ConfigExperimental
 
-
-def __getattr__(name: str) -> NoReturn:
-    raise missing_from_tf("config", name, __all__)
+__getattr__ = refuse_names_of_tf("config", __all__)

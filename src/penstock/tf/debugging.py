@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
 from penstock.element.dtypes import as_dtype, of_numpy
 from penstock.element.spec import TensorShape
 from penstock.errors import InvalidArgumentError, InvalidTypeError
-from penstock.tf.missing_operations import missing_from_tf
+from penstock.tf.missing_operations import refuse_names_of_tf
 from penstock.tf.values import as_tensor, match_operands, to_array
 
 __all__ = [
@@ -177,5 +177,4 @@ def assert_shapes(shapes: Any, data: Any = None, message: str | None = None, **_
             raise _failure("assert_shapes", message, f"{TensorShape(found)} is not {wanted}")
 
 
-def __getattr__(name: str) -> NoReturn:
-    raise missing_from_tf("debugging", name, __all__)
+__getattr__ = refuse_names_of_tf("debugging", __all__)

@@ -1,7 +1,5 @@
 """`tf.errors`: the exceptions of `penstock.errors`, and the numbers of their kinds."""
 
-from typing import NoReturn
-
 from penstock.errors import (
     AbortedError,
     AlreadyExistsError,
@@ -22,7 +20,7 @@ from penstock.errors import (
     UnimplementedError,
     UnknownError,
 )
-from penstock.tf.missing_operations import missing_from_tf
+from penstock.tf.missing_operations import refuse_names_of_tf
 
 __all__ = [
     "ABORTED",
@@ -80,6 +78,4 @@ UNAVAILABLE = UnavailableError.error_code
 DATA_LOSS = DataLossError.error_code
 UNAUTHENTICATED = UnauthenticatedError.error_code
 
-
-def __getattr__(name: str) -> NoReturn:
-    raise missing_from_tf("errors", name, __all__)
+__getattr__ = refuse_names_of_tf("errors", __all__)

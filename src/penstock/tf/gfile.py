@@ -10,13 +10,13 @@ import io
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 from penstock.engine.formats import files
 from penstock.engine.formats.remote_files import connect
 from penstock.errors import AlreadyExistsError, NotFoundError, PermissionDeniedError
 from penstock.missing_names import attribute_error
-from penstock.tf.missing_operations import missing_from_tf
+from penstock.tf.missing_operations import refuse_names_of_tf
 from penstock.tf.values import Tensor
 
 __all__ = [
@@ -299,5 +299,4 @@ def _walk(url: str, topdown: bool) -> Iterator[tuple[str, list[str], list[str]]]
         yield (f"{url.rstrip('/')}/{below}" if below else url, sorted(folders), sorted(names))
 
 
-def __getattr__(name: str) -> NoReturn:
-    raise missing_from_tf("io.gfile", name, __all__)
+__getattr__ = refuse_names_of_tf("io.gfile", __all__)

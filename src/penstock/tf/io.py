@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import re
 import zlib
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from penstock.engine.formats import files
 from penstock.errors import InvalidArgumentError
 from penstock.tf import gfile
 from penstock.tf.csv_records import decode_csv
-from penstock.tf.missing_operations import missing_from_tf
+from penstock.tf.missing_operations import refuse_names_of_tf
 from penstock.tf.operations import elementwise, map_texts, operation, texts, vector
 from penstock.tf.ported_functions import unwrap, wrap
 from penstock.tf.ragged_values import SparseTensor
@@ -303,6 +303,4 @@ def _decode_base64(text: bytes) -> bytes:
 
 _BASE64 = re.compile(rb"[A-Za-z0-9_-]*={0,2}")
 
-
-def __getattr__(name: str) -> NoReturn:
-    raise missing_from_tf("io", name, __all__)
+__getattr__ = refuse_names_of_tf("io", __all__)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
@@ -11,7 +11,7 @@ from penstock.data.experimental.lookup_tables import DatasetInitializer, LookupT
 from penstock.element.dtypes import DType, as_dtype, of_numpy
 from penstock.engine.formats.files import read_file
 from penstock.errors import InvalidArgumentError, InvalidTypeError
-from penstock.tf.missing_operations import missing_from_tf
+from penstock.tf.missing_operations import refuse_names_of_tf
 from penstock.tf.operations import vector
 from penstock.tf.ported_functions import unwrap
 from penstock.tf.ragged_values import RaggedTensor
@@ -196,5 +196,4 @@ def index_table_from_dataset(*args: Any, **kwargs: Any) -> PortedTable:
     return PortedTable(lookup_tables.index_table_from_dataset(*unwrap(args), **unwrap(kwargs)))
 
 
-def __getattr__(name: str) -> NoReturn:
-    raise missing_from_tf("lookup", name, __all__)
+__getattr__ = refuse_names_of_tf("lookup", __all__)

@@ -1,7 +1,5 @@
 """`tf.math`: operations on numbers."""
 
-from typing import NoReturn
-
 from penstock.tf.elementwise import (
     abs,
     acos,
@@ -80,7 +78,7 @@ from penstock.tf.elementwise import (
     xlogy,
     zero_fraction,
 )
-from penstock.tf.missing_operations import missing_from_tf
+from penstock.tf.missing_operations import refuse_names_of_tf
 from penstock.tf.reductions import (
     count_nonzero,
     cumprod,
@@ -227,6 +225,4 @@ __all__ = [
     "zero_fraction",
 ]
 
-
-def __getattr__(name: str) -> NoReturn:
-    raise missing_from_tf("math", name, __all__)
+__getattr__ = refuse_names_of_tf("math", __all__)

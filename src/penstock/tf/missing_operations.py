@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import functools
 from collections.abc import Iterable
 from typing import NoReturn
 
-from penstock.missing_names import attribute_error
+from penstock.missing_names import attribute_error, refuse_names
 
 _FRAMEWORK = "penstock only delivers the input; use your training framework"
 _NUMPY = "NumPy works on elements as they are"
@@ -204,3 +205,7 @@ def missing_from_tf(module: str, name: str, known: Iterable[str]) -> AttributeEr
     if close and not name.startswith("_"):
         return attribute_error(f"tf.{path}: not here; did you mean {close[0]}?")
     return attribute_error(f"tf.{path}: not here; {MODULES.get(path) or MODULES[module]}")
+
+
+refuse_names_of_tf = functools.partial(refuse_names, make_error=missing_from_tf)
+"""The `__getattr__` of a module of `penstock.tf`, from its path in `tf` and its names."""

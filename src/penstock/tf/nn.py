@@ -1,7 +1,5 @@
 """`tf.nn`: the few operations that input functions use; training frameworks have many more."""
 
-from typing import NoReturn
-
 from penstock.tf.elementwise import (
     l2_normalize,
     log_softmax,
@@ -13,7 +11,7 @@ from penstock.tf.elementwise import (
     tanh,
     zero_fraction,
 )
-from penstock.tf.missing_operations import missing_from_tf
+from penstock.tf.missing_operations import refuse_names_of_tf
 from penstock.tf.selection import in_top_k, top_k
 
 __all__ = [
@@ -30,6 +28,4 @@ __all__ = [
     "zero_fraction",
 ]
 
-
-def __getattr__(name: str) -> NoReturn:
-    raise missing_from_tf("nn", name, __all__)
+__getattr__ = refuse_names_of_tf("nn", __all__)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
 from penstock.element.dtypes import as_dtype
 from penstock.element.ragged import Ragged
 from penstock.errors import InvalidArgumentError
-from penstock.tf.missing_operations import missing_from_tf
+from penstock.tf.missing_operations import refuse_names_of_tf
 from penstock.tf.ragged_values import RaggedTensor, plain_rows, stack_rows, wrap_rows
 from penstock.tf.values import as_tensor, to_array
 
@@ -149,5 +149,4 @@ def map_flat_values(op: Any, *args: Any, **kwargs: Any) -> Any:
     return rows.with_flat_values(op(*flat, **kwargs))
 
 
-def __getattr__(name: str) -> NoReturn:
-    raise missing_from_tf("ragged", name, __all__)
+__getattr__ = refuse_names_of_tf("ragged", __all__)

@@ -17,7 +17,7 @@ from penstock.plan import seeds
 from penstock.plan.seeds import set_seed
 from penstock.tf.distributions import Draws, PhiloxDraws, StatelessDraws, current_draws
 from penstock.tf.drawing import is_in_element
-from penstock.tf.missing_operations import Namespace, missing_from_tf
+from penstock.tf.missing_operations import Namespace, missing_from_tf, refuse_names_of_tf
 from penstock.tf.operations import dims
 from penstock.tf.values import Tensor, as_tensor, to_array
 
@@ -342,5 +342,4 @@ class experimental(Namespace, module="random.experimental"):  # noqa: N801
     set_global_generator = staticmethod(set_global_generator)
 
 
-def __getattr__(name: str) -> NoReturn:
-    raise missing_from_tf("random", name, __all__)
+__getattr__ = refuse_names_of_tf("random", __all__)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
 from penstock.element.ragged import Ragged
 from penstock.errors import InvalidArgumentError
-from penstock.tf.missing_operations import missing_from_tf
+from penstock.tf.missing_operations import refuse_names_of_tf
 from penstock.tf.ragged_values import RaggedTensor, SparseTensor, default_filling, fill_rows
 from penstock.tf.values import Tensor, as_tensor, plain_leaf, to_array
 
@@ -45,5 +45,4 @@ def from_dense(tensor: Any, name: str | None = None) -> SparseTensor:
     return SparseTensor(np.argwhere(kept), array[kept], array.shape)
 
 
-def __getattr__(name: str) -> NoReturn:
-    raise missing_from_tf("sparse", name, __all__)
+__getattr__ = refuse_names_of_tf("sparse", __all__)

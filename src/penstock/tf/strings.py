@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from penstock.element.ragged import Ragged
 from penstock.element.strings import bytes_of
 from penstock.errors import InvalidArgumentError, InvalidTypeError
 from penstock.shim import printing
-from penstock.tf.missing_operations import missing_from_tf
+from penstock.tf.missing_operations import refuse_names_of_tf
 from penstock.tf.operations import elementwise, map_texts, operation, texts, vector
 from penstock.tf.ragged_values import RaggedTensor, plain_rows
 from penstock.tf.reductions import reduce_join
@@ -500,5 +500,4 @@ def unicode_transcode(
     return map_texts("strings.unicode_transcode", input, lambda text: decode(text).encode(to))
 
 
-def __getattr__(name: str) -> NoReturn:
-    raise missing_from_tf("strings", name, __all__)
+__getattr__ = refuse_names_of_tf("strings", __all__)

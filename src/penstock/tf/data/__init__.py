@@ -1,7 +1,5 @@
 """`tf.data` for ported code: the names of `penstock.data`, on tensors."""
 
-from typing import NoReturn
-
 from penstock.data import (
     AUTOTUNE,
     INFINITE_CARDINALITY,
@@ -18,7 +16,7 @@ from penstock.data import (
     ThreadingOptions,
 )
 from penstock.tf.data import experimental
-from penstock.tf.missing_operations import missing_from_tf
+from penstock.tf.missing_operations import refuse_names_of_tf
 from penstock.tf.ported_datasets import PortedDataset as Dataset
 from penstock.tf.ported_datasets import (
     PortedFixedLengthRecordDataset as FixedLengthRecordDataset,
@@ -47,6 +45,4 @@ __all__ = [
     "experimental",
 ]
 
-
-def __getattr__(name: str) -> NoReturn:
-    raise missing_from_tf("data", name, __all__)
+__getattr__ = refuse_names_of_tf("data", __all__)

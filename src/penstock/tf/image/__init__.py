@@ -1,7 +1,5 @@
 """`tf.image`: operations on images and batches of images."""
 
-from typing import NoReturn
-
 from penstock.tf.image.colors import (
     adjust_brightness,
     adjust_contrast,
@@ -64,7 +62,7 @@ from penstock.tf.io import (
     extract_jpeg_shape,
     is_jpeg,
 )
-from penstock.tf.missing_operations import missing_from_tf
+from penstock.tf.missing_operations import refuse_names_of_tf
 
 __all__ = [
     "ResizeMethod",
@@ -124,6 +122,4 @@ __all__ = [
     "yuv_to_rgb",
 ]
 
-
-def __getattr__(name: str) -> NoReturn:
-    raise missing_from_tf("image", name, __all__)
+__getattr__ = refuse_names_of_tf("image", __all__)

@@ -1,14 +1,12 @@
 """`tf.train`: examples as protobuf's bytes, and checkpoints."""
 
-from typing import NoReturn
-
 from penstock.data.checkpoints import (
     CheckpointManager,
     latest_checkpoint,
     list_variables,
 )
 from penstock.distribute.workers.cluster import ClusterSpec
-from penstock.tf.missing_operations import missing_from_tf
+from penstock.tf.missing_operations import refuse_names_of_tf
 from penstock.tf.train.messages import (
     BytesList,
     Example,
@@ -41,6 +39,4 @@ __all__ = [
     "list_variables",
 ]
 
-
-def __getattr__(name: str) -> NoReturn:
-    raise missing_from_tf("train", name, __all__)
+__getattr__ = refuse_names_of_tf("train", __all__)

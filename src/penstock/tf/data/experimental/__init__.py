@@ -6,7 +6,7 @@ from penstock.data import experimental as plain
 from penstock.data.dataset import Dataset
 from penstock.tf.data.experimental import service
 from penstock.tf.lookup import index_table_from_dataset, table_from_dataset
-from penstock.tf.missing_operations import missing_from_tf
+from penstock.tf.missing_operations import refuse_names_of_tf
 from penstock.tf.ported_datasets import (
     PortedCsvDataset,
     PortedOptional,
@@ -51,6 +51,4 @@ def _repeats_method(value: Any) -> bool:
 
 globals().update({name: _name(name) for name in __all__})
 
-
-def __getattr__(name: str) -> Any:
-    raise missing_from_tf("data.experimental", name, __all__)
+__getattr__ = refuse_names_of_tf("data.experimental", __all__)

@@ -3,7 +3,7 @@
 from typing import Any
 
 from penstock.data.experimental import service as plain
-from penstock.tf.missing_operations import missing_from_tf
+from penstock.tf.missing_operations import refuse_names_of_tf
 from penstock.tf.ported_datasets import port
 
 __all__ = list(plain.__all__)
@@ -16,6 +16,4 @@ def _name(name: str) -> Any:
 
 globals().update({name: _name(name) for name in __all__})
 
-
-def __getattr__(name: str) -> Any:
-    raise missing_from_tf("data.experimental.service", name, __all__)
+__getattr__ = refuse_names_of_tf("data.experimental.service", __all__)
