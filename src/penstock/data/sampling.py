@@ -14,10 +14,9 @@ from typing import Any
 import numpy as np
 
 from penstock.data import arguments as check
+from penstock.element.columns import Array
 from penstock.errors import InvalidArgumentError, InvalidTypeError
 from penstock.plan.nodes import Node
-
-Array = np.ndarray[Any, Any]
 
 _ROUNDED = 0.02
 

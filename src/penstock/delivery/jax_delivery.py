@@ -18,9 +18,10 @@ import numpy as np
 from penstock.delivery.cuda import Driver, address_of, driver
 from penstock.delivery.jax_berths import Handle, Landing, receive_landed
 from penstock.delivery.locked_memory import Buffers
-from penstock.delivery.moving import Array, ColumnDelivery, may_keep_memory
+from penstock.delivery.moving import ColumnDelivery, may_keep_memory
 from penstock.delivery.row_fetch import RowFetch, fetch_rows, owners_of_row_numbers
 from penstock.element.chunk import Chunk
+from penstock.element.columns import Array
 from penstock.element.dtypes import to_native
 from penstock.engine.gather import Gather
 from penstock.engine.tuning import cores

@@ -16,10 +16,10 @@ import numpy as np
 from penstock.delivery import Delivery
 from penstock.delivery.jax_berths import Handle
 from penstock.delivery.jax_delivery import open_delivery
-from penstock.delivery.moving import Array, ColumnDelivery, is_movable
+from penstock.delivery.moving import ColumnDelivery, is_movable
 from penstock.element import nest
 from penstock.element.chunk import Chunk
-from penstock.element.columns import Column
+from penstock.element.columns import Array, Column
 from penstock.element.dtypes import to_native
 from penstock.errors import InvalidArgumentError
 

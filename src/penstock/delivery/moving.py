@@ -14,11 +14,9 @@ import numpy as np
 
 from penstock.delivery import Delivery
 from penstock.element.chunk import Chunk
-from penstock.element.columns import Column
+from penstock.element.columns import Array, Column
 from penstock.element.dtypes import to_native
 from penstock.element.values import as_value
-
-Array = np.ndarray[Any, Any]
 
 Move = Callable[[Array, bool, Any], Sequence[Any]]
 """Called with an array, whether no other leaf of the chunk shares its memory, and a device; returns

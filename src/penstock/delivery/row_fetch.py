@@ -15,10 +15,9 @@ import numpy as np
 
 from penstock.delivery.cuda import Driver, address_of
 from penstock.delivery.locked_memory import LOCKED
-from penstock.delivery.moving import Array
 from penstock.element import columns, nest
 from penstock.element.chunk import Chunk
-from penstock.element.columns import Column
+from penstock.element.columns import Array, Column
 
 _WORTH_FETCHING = 32 << 10
 """Bytes of a copy below which the host is faster. Measured: twelve threads gather 31 GB/s of rows

@@ -20,9 +20,10 @@ import torch
 
 from penstock.delivery.cuda import Driver, driver
 from penstock.delivery.locked_memory import LOCKED, is_reused
-from penstock.delivery.moving import Array, ColumnDelivery, may_keep_memory, own_rows
+from penstock.delivery.moving import ColumnDelivery, may_keep_memory, own_rows
 from penstock.delivery.row_fetch import RowFetch, fetch_rows, owners_of_row_numbers
 from penstock.element.chunk import Chunk
+from penstock.element.columns import Array
 from penstock.element.dtypes import to_native
 from penstock.engine.gather import Gather
 from penstock.engine.tuning import cores

@@ -17,7 +17,7 @@ import numpy as np
 
 from penstock.element import columns
 from penstock.element.chunk import Chunk
-from penstock.element.index import Array
+from penstock.element.columns import Array
 from penstock.element.joined_strings import JoinedStrings
 from penstock.engine.mapped_files import find_map
 from penstock.engine.pool import Pool

@@ -6,11 +6,10 @@ import ctypes
 import functools
 import sys
 from collections import deque
-from typing import Any
 
 import numpy as np
 
-Array = np.ndarray[Any, Any]
+from penstock.element.columns import Array
 
 _LARGEST = 31 << 20  # glibc learns from blocks of up to 32 MB.
 

@@ -9,6 +9,7 @@ from typing import Any
 from penstock.data import arguments as check
 from penstock.data.arguments import AUTOTUNE
 from penstock.data.dataset import DEFAULT_CYCLE, Dataset
+from penstock.data.experimental.transformations import Transformation
 from penstock.data.file_datasets import TFRecordDataset
 from penstock.element import nest
 from penstock.element.dtypes import string
@@ -16,8 +17,6 @@ from penstock.element.spec import TensorSpec
 from penstock.engine.formats.examples.features import Feature
 from penstock.engine.formats.examples.parsing import parse_example
 from penstock.errors import InvalidArgumentError, InvalidTypeError
-
-Transformation = Callable[[Dataset], Dataset]
 
 
 def parse_example_dataset(

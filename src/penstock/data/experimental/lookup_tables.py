@@ -12,13 +12,12 @@ import numpy as np
 from penstock.data import arguments as check
 from penstock.data.dataset import Dataset
 from penstock.data.experimental.transformations import assert_cardinality
+from penstock.element.columns import Array
 from penstock.element.dtypes import DType, as_dtype, of_numpy
 from penstock.element.hashing import fingerprint64
 from penstock.element.spec import TensorSpec
 from penstock.element.values import as_value
 from penstock.errors import FailedPreconditionError, InvalidArgumentError, InvalidTypeError
-
-Array = np.ndarray[Any, Any]
 
 
 class LookupTable:

@@ -21,6 +21,7 @@ import numpy as np
 
 from penstock.delivery import Tensor
 from penstock.distribute.workers.cluster import Member, Membership
+from penstock.element.columns import Array
 from penstock.element.dtypes import as_dtype, to_native
 from penstock.errors import (
     DeadlineExceededError,
@@ -29,8 +30,6 @@ from penstock.errors import (
     UnavailableError,
     UnimplementedError,
 )
-
-Array = np.ndarray[Any, Any]
 
 LABEL = struct.Struct("<16s16s?q8q")
 DIMENSIONS = 8

@@ -23,11 +23,11 @@ from penstock.delivery import Tensor
 from penstock.distribute.workers.cluster import Membership
 from penstock.distribute.workers.collectives import (
     ROOM,
-    Array,
     Peers,
     absence_error,
     check_number,
 )
+from penstock.element.columns import Array
 from penstock.errors import FailedPreconditionError, InvalidArgumentError
 
 Result = TypeVar("Result")

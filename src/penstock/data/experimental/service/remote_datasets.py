@@ -12,6 +12,7 @@ from typing import Any
 from penstock.data import arguments as check
 from penstock.data.dataset import Dataset
 from penstock.data.experimental.service.read_options import CrossTrainerCache, ReadOptions
+from penstock.data.experimental.transformations import Transformation
 from penstock.element.spec import relax
 from penstock.errors import (
     FailedPreconditionError,
@@ -23,8 +24,6 @@ from penstock.errors import (
 from penstock.plan import nodes
 from penstock.plan.options import ShardingPolicy
 from penstock.plan.shape import Form
-
-Transformation = Callable[[Dataset], Dataset]
 
 _COMPRESSIONS = ("AUTO", None, "SNAPPY")
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from penstock.element.columns import Array
 from penstock.engine.formats.examples.heads import join_records
 from penstock.engine.formats.examples.keys import Keys, keys_of
 from penstock.engine.formats.examples.reading import Kind, Values
@@ -21,8 +22,6 @@ from penstock.engine.formats.examples.wire import (
     are_all,
     is_any,
 )
-
-Array = np.ndarray[Any, Any]
 
 _LONG = 32
 """The columns of features with fewer bytes on average are decoded together."""

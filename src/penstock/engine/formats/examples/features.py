@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from penstock.element import strings
+from penstock.element.columns import Array
 from penstock.element.dtypes import DType, as_dtype
 from penstock.element.ragged import Ragged
 from penstock.element.spec import RaggedTensorSpec, TensorShape, TensorSpec, TypeSpec
@@ -22,8 +23,6 @@ from penstock.element.values import as_value
 from penstock.engine.formats.examples.feature_columns import Column
 from penstock.engine.formats.examples.reading import Kind
 from penstock.errors import InvalidArgumentError, InvalidTypeError, UnfitTypeError
-
-Array = np.ndarray[Any, Any]
 
 _KINDS = {"string": Kind.BYTES, "float32": Kind.FLOAT, "int64": Kind.INT64}
 _NAMES = {int(kind): name for name, kind in _KINDS.items()}

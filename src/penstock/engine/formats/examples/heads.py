@@ -12,11 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from penstock.element.columns import Array
 from penstock.engine.formats.examples.reading import count_fields
 from penstock.engine.formats.examples.wire import FIRST, ByteRanges, Wire, are_all, is_any
 from penstock.engine.heap import allocate_bytes, keep_freed_batches
-
-Array = np.ndarray[Any, Any]
 
 _LONG_FIELD, _LONG_BATCH = 10 << 10, 4 << 20
 """Records are joined without their long values if their fields have so many bytes on average, and

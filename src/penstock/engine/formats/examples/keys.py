@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from penstock.element.columns import Array
 from penstock.engine.formats.examples.wire import Wire, encode_length
-
-Array = np.ndarray[Any, Any]
 
 
 class Keys:

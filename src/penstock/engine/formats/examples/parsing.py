@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock.element.columns import Array
 from penstock.element.strings import bytes_of
 from penstock.engine.formats.examples.feature_columns import Column, column_of, read_columns
 from penstock.engine.formats.examples.features import Feature, check_kind
@@ -25,8 +26,6 @@ from penstock.errors import (
     InvalidTypeError,
     UnfitTypeError,
 )
-
-Array = np.ndarray[Any, Any]
 
 
 def parse_example(serialized: Any, features: Mapping[str, Feature]) -> dict[str, Any]:

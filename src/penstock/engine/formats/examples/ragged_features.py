@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from penstock.element.columns import Array
 from penstock.element.dtypes import as_dtype
 from penstock.element.ragged import Ragged
 from penstock.element.spec import RaggedTensorSpec
@@ -21,8 +22,6 @@ from penstock.engine.formats.examples.features import (
 )
 from penstock.engine.formats.examples.reading import Kind
 from penstock.errors import InvalidArgumentError, InvalidTypeError
-
-Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from penstock.element.columns import Array
 from penstock.engine.formats.examples.varints import AFTER, BEFORE, decode_varints
 from penstock.engine.formats.examples.wire import FIRST, SECOND
-
-Array = np.ndarray[Any, Any]
 
 
 class Kind(IntEnum):

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from penstock.element.columns import Array
 from penstock.element.ragged import Ragged
 from penstock.element.strings import bytes_of
 from penstock.engine.formats.examples.feature_columns import (
@@ -37,7 +38,6 @@ from penstock.engine.formats.examples.writing import encode_sequence_example
 from penstock.engine.heap import keep_freed_memory
 from penstock.errors import InternalError, InvalidArgumentError, InvalidTypeError
 
-Array = np.ndarray[Any, Any]
 Features = Mapping[str, Feature]
 Kinds = Mapping[bytes, Kind]
 

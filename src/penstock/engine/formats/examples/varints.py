@@ -6,14 +6,11 @@ the integer before it. Integers are decoded in blocks, whose arrays fit into a c
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
+from penstock.element.columns import Array
 from penstock.engine.formats.examples.wire import are_all, is_any
 from penstock.engine.heap import allocate_bytes
-
-Array = np.ndarray[Any, Any]
 
 BEFORE, AFTER = b"\xff" * 7 + b"\0", bytes(24)
 """The bytes around those of integers. So the first integer, too, begins behind a last byte, and

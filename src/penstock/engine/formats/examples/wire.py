@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-Array = np.ndarray[Any, Any]
+from penstock.element.columns import Array
 
 FIRST, SECOND = 0x0A, 0x12
 """The tags of fields 1 and 2, if their values are messages, strings or packed lists."""

@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 
 from penstock.element import strings
+from penstock.element.columns import Array
 from penstock.engine.formats.examples.reading import Kind, Values, read_feature
 from penstock.engine.formats.examples.wire import FIRST, SECOND, encode_length
 from penstock.errors import InvalidArgumentError, InvalidTypeError
-
-Array = np.ndarray[Any, Any]
 
 _FEW = 24
 """Fewer integers are encoded one by one, which is faster."""
