@@ -311,7 +311,7 @@ class Iterator(PublicNames):
         """Marks the element that the caller gets next; `_describe` makes a state of it."""
         if self._stream is not None and (remote := self._stream.remote) is not None:
             remote.commit(length_hint(self._rows))
-        return self._here(), self.position
+        return self._find_place(), self.position
 
     def _describe(self, bookmark: Bookmark) -> dict[str, Any]:
         place, count = bookmark
@@ -395,7 +395,7 @@ class Iterator(PublicNames):
     def _operators(self) -> list[str]:
         return operators(self._plan)
 
-    def _here(self) -> Place:
+    def _find_place(self) -> Place:
         """The place of the element that the caller gets next."""
         left = length_hint(self._rows)
         if not left and self._stream is not None and must_settle(self._stream):

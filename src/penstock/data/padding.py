@@ -81,7 +81,7 @@ def _shape(where: str, given: Any, leaf: TensorSpec) -> TensorShape:
         raise UnfitTypeError(
             f"{where}: padded_shapes must hold shapes, got {describe(given)}"
         ) from error
-    if not _holds(shape, leaf.shape):
+    if not _has_room(shape, leaf.shape):
         raise InvalidArgumentError(
             f"{where}: padded_shapes {shape} cannot hold an element of shape {leaf.shape}"
         )
@@ -96,7 +96,7 @@ def _as_shape(given: Any) -> TensorShape:
     return TensorShape([None if d == -1 else d for d in dims])
 
 
-def _holds(shape: TensorShape, inner: TensorShape) -> bool:
+def _has_room(shape: TensorShape, inner: TensorShape) -> bool:
     if shape.dims is None or inner.dims is None:
         return True
     pairs = zip(shape.dims, inner.dims, strict=False)

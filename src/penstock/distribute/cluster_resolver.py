@@ -153,7 +153,7 @@ class TorchrunClusterResolver(_KnownCluster):
         workers = _number(size, "WORLD_SIZE")
         self.task_id = _check_below(_number(rank, "RANK"), workers, "RANK", "WORLD_SIZE")
         self._spec = ClusterSpec({"worker": [f"{host}:{port}"] + [""] * (workers - 1)})
-        self.local = _local(given, "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+        self.local = _read_local(given, "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 
 
 class SlurmClusterResolver(_KnownCluster):
@@ -182,10 +182,10 @@ class SlurmClusterResolver(_KnownCluster):
         pairs = zip(hosts, counts, strict=True)
         tasks = [f"{host}:{port + task}" for host, many in pairs for task in range(many)]
         self._spec = ClusterSpec({"worker": tasks})
-        self.local = self._local(given, counts)
+        self.local = self._read_local(given, counts)
 
     @staticmethod
-    def _local(environ: Environment, counts: Sequence[int]) -> tuple[int, int] | None:
+    def _read_local(environ: Environment, counts: Sequence[int]) -> tuple[int, int] | None:
         if "SLURM_LOCALID" not in environ or "SLURM_NODEID" not in environ:
             return None
         node = _number(environ["SLURM_NODEID"], "SLURM_NODEID")
@@ -299,7 +299,7 @@ def _check_below(number: int, limit: int, name: str, limit_name: str) -> int:
     return number
 
 
-def _local(environ: Environment, index: str, count: str) -> tuple[int, int] | None:
+def _read_local(environ: Environment, index: str, count: str) -> tuple[int, int] | None:
     if not environ.get(index) or not environ.get(count):
         return None
     size = _number(environ[count], count)

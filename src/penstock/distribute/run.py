@@ -85,7 +85,7 @@ class Strand:
             self._answers.put(answer)
         else:
             self._started = True
-            _threads(os.getpid()).submit(self._context.run, self._body)
+            _threads(os.getpid()).submit(self._context.run, self._run_function)
         self.stop = self._stops.get()
         return self.stop
 
@@ -109,7 +109,7 @@ class Strand:
         elif self.stop is None:
             self._answers.put(None)
 
-    def _body(self) -> None:
+    def _run_function(self) -> None:
         try:
             self._stops.put(ReplicaResult(self._call()))
         except BaseException as error:

@@ -95,7 +95,7 @@ def _hash_to_64(text: bytes) -> int:
     )
 
 
-def _weak(text: bytes, at: int, a: int, b: int) -> Pair:
+def _hash_weakly(text: bytes, at: int, a: int, b: int) -> Pair:
     w, x, y, z = struct.unpack_from("<4Q", text, at)
     a = (a + w) & _MASK
     b = _rotate(b + a + z, 21)
@@ -133,8 +133,8 @@ def _round(
     x ^= w[1] * weight & _MASK
     y = (y + v[0] * weight + _fetch(text, at + 40)) & _MASK
     z = _rotate(z + w[0], 33) * factor & _MASK
-    v = _weak(text, at, v[1] * factor & _MASK, (x + w[0]) & _MASK)
-    w = _weak(text, at + 32, (z + w[1]) & _MASK, (y + _fetch(text, at + 16)) & _MASK)
+    v = _hash_weakly(text, at, v[1] * factor & _MASK, (x + w[0]) & _MASK)
+    w = _hash_weakly(text, at + 32, (z + w[1]) & _MASK, (y + _fetch(text, at + 16)) & _MASK)
     return z, y, x, v, w
 
 

@@ -143,13 +143,13 @@ def graft(tree: Tree, parts: tuple[Tree, ...]) -> Tree:
     """`tree` with its leaves replaced by the structures `parts`."""
     for part in parts:
         if part != LEAF:
-            return _graft(tree, parts)
+            return _replace_leaves(tree, parts)
     # Not by the cache: trees that differ only in the order of their keys are equal.
     return tree
 
 
 @lru_cache(maxsize=256)
-def _graft(tree: Tree, parts: tuple[Tree, ...]) -> Tree:
+def _replace_leaves(tree: Tree, parts: tuple[Tree, ...]) -> Tree:
     return flatten(unflatten(tree, [unflatten(part, [0] * part.num_leaves) for part in parts]))[1]
 
 

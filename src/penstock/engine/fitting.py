@@ -41,13 +41,13 @@ def fits_spec(chunk: Chunk, spec: Any) -> bool:
 
 def _fits(spec: TypeSpec, column: Column) -> bool:
     if isinstance(column, list):
-        return all(map(spec.fits, _different(column)))
+        return all(map(spec.fits, _pick_different(column)))
     if spec.batch(None).fits(column):
         return True
     return isinstance(column, Ragged) and all(map(spec.fits, column))
 
 
-def _different(leaves: list[Any]) -> list[Any]:
+def _pick_different(leaves: list[Any]) -> list[Any]:
     """One leaf of every kind and shape."""
     kinds = ((leaf_kind(leaf), getattr(leaf, "dtype", None), np.shape(leaf)) for leaf in leaves)
     return list(dict(zip(kinds, leaves, strict=True)).values())
@@ -66,7 +66,7 @@ def _spec_of_column(column: Column) -> TypeSpec:
         flat = isinstance(spec, RaggedTensorSpec) and not spec.ragged_rank
         # A row of arrays is an array: the same whether the rows came as a list or as a Ragged.
         return TensorSpec(spec.shape, spec.dtype) if flat else spec  # type: ignore[attr-defined]
-    spec, *others = map(spec_of_leaf, _different(column))
+    spec, *others = map(spec_of_leaf, _pick_different(column))
     for other in others:
         spec = relax(spec, other)
     return spec

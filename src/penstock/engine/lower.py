@@ -130,7 +130,7 @@ def _open_operator(node: Node, state: State, context: Context) -> Stream:
     streams = tuple(open_plan(i, s, below) for i, s in zip(node.inputs, inputs, strict=True))
     if state is None and isinstance(node, nodes.Inputs):
         discard(streams[0], node.first)
-    stream = _over(node, streams, own, context)
+    stream = _make_stream(node, streams, own, context)
     if context.trail is not None and isinstance(stream, FedStream) and hasattr(node, "function"):
         context.trail.calling.append((node, stream.count_used))
     return stream
@@ -162,7 +162,7 @@ def _draws_by_numbers(node: Node) -> bool:
     return False
 
 
-def _over(node: Node, streams: tuple[Stream, ...], own: State, context: Context) -> Stream:
+def _make_stream(node: Node, streams: tuple[Stream, ...], own: State, context: Context) -> Stream:
     """An operator over open inputs, with its own state."""
     wrap = context.environment.wrap
     match node:
@@ -199,7 +199,7 @@ def _over(node: Node, streams: tuple[Stream, ...], own: State, context: Context)
         case nodes.Window():
             return windowing.WindowStream(node, streams[0], wrap, own)
         case nodes.GroupByWindow():
-            inner, seed = partial(_inner, context, None), context.inside(0).key
+            inner, seed = partial(_open_inner, context, None), context.inside(0).key
             return windowing.GroupByWindowStream(
                 node, streams[0], wrap=wrap, open_inner=inner, state=own, seed=seed
             )
@@ -389,7 +389,7 @@ def _interleave(
         node,
         source,
         key=context.inside(0).key,
-        open_inner=partial(_inner, context, brevity if width else None),
+        open_inner=partial(_open_inner, context, brevity if width else None),
         brevity=brevity,
         ahead=width,
         numbered=context.numbered,
@@ -404,7 +404,7 @@ def _width(node: nodes.Interleave, context: Context) -> int:
     return Parallelism(node.parallel, Budget.of(context.options)).most + 1
 
 
-def _inner(
+def _open_inner(
     context: Context, brevity: Brevity | None, plan: Node, state: State, number: int
 ) -> Stream:
     """The stream of a dataset that a function made of outer element `number`.

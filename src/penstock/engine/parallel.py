@@ -174,7 +174,7 @@ class ParallelMapStream(FedStream):
     def _finish_task(self) -> None:
         task, self._task = self._task, None
         if task is not None:
-            spans, oldest = [*self._done, (task.first, task.first + task.size)], self._oldest()
+            spans, oldest = [*self._done, (task.first, task.first + task.size)], self._find_oldest()
             self._done = sorted(span for span in spans if span[1] > oldest)
 
     def _measure(self, elements: int) -> None:
@@ -189,7 +189,7 @@ class ParallelMapStream(FedStream):
         return self._ordinal
 
     def _own_state(self) -> State:
-        oldest = self._oldest()
+        oldest = self._find_oldest()
         done = [list(span) for span in self._spans() if span[1] > oldest]
         if self._ordered and not done and not self._again:
             return oldest
@@ -201,14 +201,14 @@ class ParallelMapStream(FedStream):
             spans.append((self._task.first, self._results.ordinal))
         return spans
 
-    def _oldest(self) -> int:
+    def _find_oldest(self) -> int:
         waiting = [task.first for task in self._tasks]
         if self._task is not None and len(self._results):
             waiting.append(self._results.ordinal if self._ordered else self._task.first)
         return min(waiting, default=self._ordinal)
 
     def _input_states(self) -> list[State]:
-        oldest = self._oldest()
+        oldest = self._find_oldest()
         current = [self._task] if self._task is not None else []
         for task in [*current, *self._tasks]:
             if task.first <= oldest < task.first + task.size:

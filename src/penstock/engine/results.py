@@ -73,7 +73,7 @@ class Results:
         """The next elements; raises if the next one is a failure."""
         if self._made is not None:
             return self._hand_on_made(self._made, limit)
-        count = min(limit, self._good())
+        count = min(limit, self._count_good())
         if count == 0:
             raise self._drop_failed()
         try:
@@ -106,7 +106,7 @@ class Results:
     def _front(self, count: int) -> list[Any]:
         return self._waiting if count == len(self._waiting) else self._waiting[:count]
 
-    def _good(self) -> int:
+    def _count_good(self) -> int:
         if not self._failures:
             return len(self._waiting)
         for index, item in enumerate(self._waiting):

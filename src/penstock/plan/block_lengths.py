@@ -26,11 +26,11 @@ def block_lengths(node: Node) -> Lengths | None:
             before, after = block_lengths(first), block_lengths(second)
             return None if before is None or after is None else np.concatenate([before, after])
         case nodes.Take(source, count):
-            return _at(source, lambda ends: np.minimum(ends, count))
+            return _move_ends(source, lambda ends: np.minimum(ends, count))
         case nodes.Skip(source, count) | nodes.Tail(source, count):
-            return _at(source, lambda ends: np.maximum(ends - count, 0))
+            return _move_ends(source, lambda ends: np.maximum(ends - count, 0))
         case nodes.Shard(source, shards, index):
-            return _at(source, lambda ends: (ends - index + shards - 1) // shards)
+            return _move_ends(source, lambda ends: (ends - index + shards - 1) // shards)
         case (
             nodes.Map()
             | nodes.Enumerate()
@@ -43,7 +43,7 @@ def block_lengths(node: Node) -> Lengths | None:
     return None
 
 
-def _at(source: Node, move: Callable[[Lengths], Lengths]) -> Lengths | None:
+def _move_ends(source: Node, move: Callable[[Lengths], Lengths]) -> Lengths | None:
     """The blocks of a source after `move` has mapped the ends of blocks to ends of new blocks."""
     lengths = block_lengths(source)
     if lengths is None:

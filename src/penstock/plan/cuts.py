@@ -120,10 +120,10 @@ def _explain(node: Node) -> str:
     advice = per_worker
     if blocker is not None and node.obstacle is None and len(node.inputs) == 1:
         advice = f"put {blocker.label} after {node.label} if that gives what you want, or: {advice}"
-    return f"{node.label} and all after it run in the client: {_why(node)}; {advice}"
+    return f"{node.label} and all after it run in the client: {_explain_obstacle(node)}; {advice}"
 
 
-def _why(node: Node) -> str:
+def _explain_obstacle(node: Node) -> str:
     if node.obstacle is not None:
         return node.obstacle
     if len(node.inputs) > 1:

@@ -54,7 +54,7 @@ def tree(node: Node, depth: int = 0, options: Options | None = None) -> Iterator
     own = f" ({node.obstacle})" if node.obstacle is not None else ""
     yield f"  {'  ' * depth}{title(node)}  [{count(node)}; {mode}{own}]"
     if isinstance(node, Distribute):
-        yield from (f"  {'  ' * depth}  - {line}" for line in _sharing(node, options))
+        yield from (f"  {'  ' * depth}  - {line}" for line in _describe_sharing(node, options))
     if isinstance(node, Map) and node.parallel is not None and not node.vectorized:
         yield f"  {'  ' * depth}  - {calls_place(node.function, options.executor or 'auto')}"
     for part in node.inputs:
@@ -92,7 +92,7 @@ def title(node: Node) -> str:
 _SHOWN_BY_SHARING = ("mode", "element", "known")
 
 
-def _sharing(node: Distribute, options: Options) -> Iterator[str]:
+def _describe_sharing(node: Distribute, options: Options) -> Iterator[str]:
     """How workers of a service share the work, and how readers share the elements."""
     match ShardingPolicy(node.mode):
         case ShardingPolicy.OFF:
@@ -187,7 +187,7 @@ def draw_plan(plan: Node) -> str:
     rows = list(_rows_of(plan))
     left_out = len(rows) - _MOST_OPERATORS
     rows = rows[:_MOST_OPERATORS]
-    texts = [(_shorten_text(_call(node)), _shorten_text(_facts(node))) for _, _, node in rows]
+    texts = [(_shorten_text(_call(node)), _shorten_text(_result_text(node))) for _, _, node in rows]
     widths = [max(map(len, pair)) * _CHARACTER + 20 for pair in texts]
     width = max(row[0] * _INDENT + wide for row, wide in zip(rows, widths, strict=True)) + 2
     height = len(rows) * _STEP + (20 if left_out > 0 else 0)
@@ -219,7 +219,7 @@ def _call(node: Node) -> str:
     return f"{node.label}({functions})" if functions else title(node)
 
 
-def _facts(node: Node) -> str:
+def _result_text(node: Node) -> str:
     spec = known_spec(node)
     return count(node) + ("" if spec is None else f", {spec}")
 

@@ -78,14 +78,14 @@ class TorchBackend:
         # Entering a device makes every call of torch slower; it is skipped if it changes nothing.
         if handle.type == "cpu" and torch.get_default_device() == _CPU:
             return nullcontext()
-        return _on(handle)
+        return _use_device(handle)
 
     def thread_settings(self) -> AbstractContextManager[Any]:
         return _TorchSettings()
 
 
 @contextmanager
-def _on(handle: torch.device) -> Iterator[None]:
+def _use_device(handle: torch.device) -> Iterator[None]:
     current = torch.cuda.device(handle) if handle.type == "cuda" else nullcontext()
     with current, handle:
         yield

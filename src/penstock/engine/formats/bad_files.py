@@ -37,7 +37,7 @@ class SkipLog:
         self.count += count
         self._errors += 1
         if self._errors <= _SHOWN:
-            log.warning("%s: left out: %s", self._call, _without(self._call, error))
+            log.warning("%s: left out: %s", self._call, _without_call(self._call, error))
 
     def report(self) -> None:
         """Logs the count, if there is one, and begins anew."""
@@ -48,7 +48,7 @@ class SkipLog:
         self.count = self._errors = 0
 
 
-def _without(call: str, error: Exception) -> str:
+def _without_call(call: str, error: Exception) -> str:
     """The text of an error without the call that it begins with."""
     text = error.message if isinstance(error, OpError) else f"{type(error).__name__}: {error}"
     return text.removeprefix(f"{call}: ")

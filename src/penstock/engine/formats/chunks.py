@@ -342,10 +342,10 @@ def _head_of(kind: int, table: dict[int, Any], at: int, size: int = 0, body_crc:
         {0: _V5, 1: Scalar("<B", kind), 2: table, 3: Scalar("<q", size), _METADATA: crcs}
     )
     message += bytes(-(at + 8 + len(message)) % _ALIGN)
-    return _sign(_CONTINUATION + len(message).to_bytes(4, "little") + message, 8)
+    return _add_checksum(_CONTINUATION + len(message).to_bytes(4, "little") + message, 8)
 
 
-def _sign(data: bytes, start: int) -> bytes:
+def _add_checksum(data: bytes, start: int) -> bytes:
     """The flatbuffer from `start` on, with the checksum of `data` in its custom metadata."""
     place = _place_of_crc(FlatTable.root(data[start:])) + start
     return data[:place] + b"%08x" % crc32c(data) + data[place + 8 :]
@@ -429,7 +429,7 @@ class ArrowOut:
                 _METADATA: key_values(metadata),
             }
         )
-        signed = _sign(bytes(footer), 0)
+        signed = _add_checksum(bytes(footer), 0)
         self._put([_END, signed, len(signed).to_bytes(4, "little"), BEGINNING], last=True)
         self.pause()
 

@@ -187,16 +187,16 @@ class RemoteFile(io.BufferedIOBase):
         its bytes were fetched before.
         """
         self._guesses = False
-        groups = [self._within(group) for group in groups]
+        groups = [self._cut_to_file(group) for group in groups]
         wanted = [each for group in groups for each in group]
         self._drop(lambda p: not p.was_read and not any(_overlap(p, each) for each in wanted))
         for group in groups:
-            missing = [each for each in group if not self._has(*each)]
+            missing = [each for each in group if not self._has_range(*each)]
             self._begin_all([cut for each in missing for cut in _cut(*each)])
         first = [p for p in self._fetched if any(_overlap(p, each) for each in groups[0])]
         return bool(first) and all(fetched.is_of_group for fetched in first)
 
-    def _within(self, ranges: Sequence[Range]) -> list[Range]:
+    def _cut_to_file(self, ranges: Sequence[Range]) -> list[Range]:
         """The ranges, cut off at the ends of the file: a damaged file may state larger ones."""
         cut = [(max(start, 0), min(stop, self._size)) for start, stop in ranges]
         return [(start, stop) for start, stop in cut if start < stop]
@@ -210,7 +210,7 @@ class RemoteFile(io.BufferedIOBase):
             fetched.future.cancel()
             self._fetched.remove(fetched)
 
-    def _has(self, start: int, stop: int) -> bool:
+    def _has_range(self, start: int, stop: int) -> bool:
         return self._reach(start) >= stop
 
     def _reach(self, start: int) -> int:
@@ -227,8 +227,8 @@ class RemoteFile(io.BufferedIOBase):
             self._drop(lambda each: each.is_guess and not each.start <= start < each.stop)
         elif self._guesses:
             self._fetch_ahead(start)
-        if stop - start > RANGE_BYTES and not self._has(start, stop):
-            missing = [cut for cut in _cut(start, stop) if not self._has(*cut)]
+        if stop - start > RANGE_BYTES and not self._has_range(start, stop):
+            missing = [cut for cut in _cut(start, stop) if not self._has_range(*cut)]
             self._begin_all(missing)
 
     def _fetch_ahead(self, start: int) -> None:

@@ -48,14 +48,14 @@ class TextReader(RecordReader[bytes]):
         whole = self._buffer.rfind(b"\n") + 1 if self._more else len(self._buffer)
         block, self._buffer = self._buffer[:whole], self._buffer[whole:]
         if self._stop is not None:
-            block = self._within(block, self._stop - self._end)
+            block = self._cut_to_part(block, self._stop - self._end)
         self._lines, self._given = block.split(b"\n"), 0
         if not self._lines[-1]:
             self._lines.pop()
         self._end += len(block)
         self._carriage_returns = b"\r" in block
 
-    def _within(self, block: bytes, room: int) -> bytes:
+    def _cut_to_part(self, block: bytes, room: int) -> bytes:
         """The lines of a block that begin in the `room` bytes before the end of the part."""
         if len(block) < room:
             return block

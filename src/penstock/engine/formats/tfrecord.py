@@ -165,14 +165,14 @@ class TFRecordReader(RecordReader[bytes]):
             size = self._size_for_parts(file)
             if not position:
                 stop = size if self._stop is None else min(self._stop, size)
-                self.began = self.position = self._first(file, start, stop, size)
+                self.began = self.position = self._find_begin(file, start, stop, size)
                 position = min(self.position, size)
                 if self.position >= size:
                     self._stop = self.position
             file.seek(0)
         super()._go_to(file, position)
 
-    def _first(self, file: BinaryIO, start: int, stop: int, size: int) -> int:
+    def _find_begin(self, file: BinaryIO, start: int, stop: int, size: int) -> int:
         """Where a part begins: at the start of the file, at `begin`, or at a guess."""
         if not start:
             return 0

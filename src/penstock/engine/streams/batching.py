@@ -244,7 +244,7 @@ class UnbatchStream(FedStream):
         )
         raise put_turn(error, elements.numbers)
 
-    def _at(self) -> tuple[int, int]:
+    def _find_row(self) -> tuple[int, int]:
         """The element that the next row belongs to, counted in the last chunk, and the row."""
         ends = np.cumsum(np.concatenate(self._counts))
         element = int(np.searchsorted(ends, self._given, side="right"))
@@ -254,12 +254,12 @@ class UnbatchStream(FedStream):
     def _own_state(self) -> State:
         if self._rows is None or self._given >= len(self._rows):
             return self._skip
-        return self._at()[1]
+        return self._find_row()[1]
 
     def _input_states(self) -> list[State]:
         if self._rows is None or self._given >= len(self._rows):
             return super()._input_states()
-        return [self._place.after(self._at()[0]).state]
+        return [self._place.after(self._find_row()[0]).state]
 
 
 def _row_numbers(numbers: Array, counts: Array) -> Array:

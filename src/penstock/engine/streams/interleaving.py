@@ -115,7 +115,7 @@ class InterleaveStream(FedStream):
         weaves = self._node.cycle > 1
         while count < limit:
             if weaves and not self._taken:
-                woven = self._weave(limit - count)
+                woven = self._pull_cycles(limit - count)
                 weaves = woven is not None and time.perf_counter() < until
                 if woven is not None:
                     parts.append(woven)
@@ -134,7 +134,7 @@ class InterleaveStream(FedStream):
                     self._advance()
                     continue
             try:
-                chunk = self._from(slot, limit - count)
+                chunk = self._pull_from(slot, limit - count)
             except Exception as error:
                 if not parts:
                     raise
@@ -151,7 +151,7 @@ class InterleaveStream(FedStream):
             raise StopIteration
         return Chunk.join(parts)
 
-    def _weave(self, limit: int) -> Chunk | None:
+    def _pull_cycles(self, limit: int) -> Chunk | None:
         """Whole cycles, with a block of every slot; None if the next cycle has fewer elements."""
         block, turns = self._node.block, self._turns()
         slots = [slot for turn in turns if (slot := self._slots[turn]) is not None]
@@ -199,7 +199,7 @@ class InterleaveStream(FedStream):
         slot.given += count
         return used
 
-    def _from(self, slot: Slot, limit: int) -> Chunk | None:
+    def _pull_from(self, slot: Slot, limit: int) -> Chunk | None:
         """The next elements of a slot's block; None if it is exhausted."""
         left = self._node.block - self._taken if self._node.cycle > 1 else limit
         try:
@@ -422,7 +422,7 @@ class UnorderedInterleaveStream(InterleaveStream):
             slot = self._slots[self._turn]
             assert slot is not None
             try:
-                chunk = self._from(slot, min(limit - count, self._again_from(slot)))
+                chunk = self._pull_from(slot, min(limit - count, self._again_from(slot)))
             except Exception as error:
                 if parts:
                     slot.feed.unraise(error)

@@ -37,7 +37,7 @@ class ShuffleStream(FedStream):
         full = self._fill()
         if not self._held:
             raise StopIteration
-        incoming = self._incoming(limit - 1) if full and limit > 1 else []
+        incoming = self._pull_replacements(limit - 1) if full and limit > 1 else []
         count = len(incoming) + 1 if full else min(limit, len(self._held))
         return Chunk.of(self._emit(count, incoming))
 
@@ -51,7 +51,7 @@ class ShuffleStream(FedStream):
                 return False
         return True
 
-    def _incoming(self, count: int) -> list[Any]:
+    def _pull_replacements(self, count: int) -> list[Any]:
         """The elements that replace the handed-on ones, except the last of them."""
         try:
             return self._feed.pull(count).elements()

@@ -239,7 +239,7 @@ class PackStream(FedStream):
         """About as many elements as fill `limit` rows, and some more if rows are short."""
         node = self._node
         wanted = int(max(limit * node.length, _LEAST_TOKENS) / max(self._average, 1.0)) + 1
-        features, chunk, lengths = self._fitting(self._feed.pull(min(wanted, _MOST_ELEMENTS)))
+        features, chunk, lengths = self._cut_fitting(self._feed.pull(min(wanted, _MOST_ELEMENTS)))
         tokens = features.tokens(chunk, lengths)
         sizes = lengths + 1 if features.separators else lengths
         self._average = float(sizes.mean())
@@ -311,7 +311,7 @@ class PackStream(FedStream):
         self._open.append(row)
         return row
 
-    def _fitting(self, chunk: Chunk) -> tuple[_Features, Chunk, Array]:
+    def _cut_fitting(self, chunk: Chunk) -> tuple[_Features, Chunk, Array]:
         """The elements before the first that cannot be packed; raises if that is the first.
 
         Also returns their features and their lengths.

@@ -218,12 +218,12 @@ class RecordsStream(Stream):
             try:
                 chunk = self._with_numbers(limit) if self._numbered else self._read(limit)
             except Exception:
-                self._report(_began(reader, self._part), NOWHERE)  # The rest is not read.
+                self._report(_find_began(reader, self._part), NOWHERE)  # The rest is not read.
                 raise
             if chunk is not None:
-                self._report(_began(self._reader), None)
+                self._report(_find_began(self._reader), None)
                 return chunk
-            self._report(_began(self._reader), self._reader.position)
+            self._report(_find_began(self._reader), self._reader.position)
             self._close_reader()
 
     def _report(self, began: int | None, end: int | None) -> None:
@@ -301,7 +301,7 @@ class RecordsStream(Stream):
         super().close()
 
 
-def _began(reader: RecordReader[Any], part: Part | None = None) -> int | None:
+def _find_began(reader: RecordReader[Any], part: Part | None = None) -> int | None:
     """Where a file reader found the first record; where its `part` starts if it read nothing."""
     if part is not None and not reader.position:
         return part[0]

@@ -328,14 +328,14 @@ class Agent:
     def _run(self) -> None:
         while not self._stopped:
             with self._changed:
-                due = self._due()
+                due = self._heartbeat_due()
                 if due > 0 and not self._report.want and not self._report.lost:
                     self._changed.wait(due)
                 want, self._report.want = self._report.want, 0
             if not self._stopped:
                 self._call_dispatcher(want)
 
-    def _due(self) -> float:
+    def _heartbeat_due(self) -> float:
         """Seconds until the next heartbeat."""
         return self._beat_at + self._interval - self._now()
 
@@ -347,7 +347,7 @@ class Agent:
                 self._lease(want)
             # A reader that is granted nothing sends a heartbeat at once: other readers may wait for
             # the dispatcher to see that this one is alive.
-            if self._report.lost or self._due() <= 0 or (self._waits and not waited):
+            if self._report.lost or self._heartbeat_due() <= 0 or (self._waits and not waited):
                 self._beat()
         except NotFoundError as error:
             self._note_lost_client(name, error)

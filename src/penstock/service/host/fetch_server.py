@@ -397,7 +397,7 @@ class FetchServer:
                 fetch.start,
                 fetch.stop,
                 mark=fetch.mark,
-                horizon=self._horizon(fetch),
+                horizon=self._find_end(fetch),
                 is_cancelled=self._is_over,
             )
             if fetch.trace:
@@ -434,7 +434,7 @@ class FetchServer:
             )
         return task
 
-    def _horizon(self, fetch: Fetch) -> int:
+    def _find_end(self, fetch: Fetch) -> int:
         """Returns where the waiting requests end that continue this one."""
         horizon = fetch.stop
         with self._turn:

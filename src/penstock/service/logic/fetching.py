@@ -239,17 +239,17 @@ class Fetcher:
         self._here -= rows
         self._buffered -= nbytes
 
-    def _staying(self) -> dict[str, int]:
+    def _staying_workers(self) -> dict[str, int]:
         """Workers that accept work, and how many requests each has."""
         return {w: n for w, n in self._workers.items() if w not in self.leaving}
 
     def _has_free_worker(self) -> bool:
         """Whether any worker can take another request."""
-        return any(n < DEPTH for n in self._staying().values())
+        return any(n < DEPTH for n in self._staying_workers().values())
 
     def _is_refused_by_all(self, feed: Feed) -> bool:
         """Whether every connected worker has refused a stream; a worker that joins may take it."""
-        return all(worker in feed.refused for worker in self._staying())
+        return all(worker in feed.refused for worker in self._staying_workers())
 
     def _is_full(self) -> bool:
         """Whether the limit is reached; a request is always allowed while nothing is waiting."""
@@ -417,7 +417,7 @@ class Fetcher:
             # It has made what it was asked for before; the replies may be unread here.
             most = 2 * DEPTH if feed in self._behind else DEPTH
             return leaving if self._workers[leaving] < most else None
-        staying = self._staying()
+        staying = self._staying_workers()
         if not staying:
             return None
         able = {w: n for w, n in staying.items() if w not in feed.refused}
@@ -431,7 +431,7 @@ class Fetcher:
         if self._in_blocks:
             # A worker that is about to join may be the keeper: another one would make it twice.
             block = feed.next_ask // KEPT_BLOCK
-            keeper = _keeper({*able, *self.expected} - feed.refused.keys(), block)
+            keeper = _choose_keeper({*able, *self.expected} - feed.refused.keys(), block)
             return keeper if self._has_room(keeper, feed) else None
         if self._bound:
             makers = (ask.worker for ask in self._asks.values() if ask.feed.marks is feed.marks)
@@ -585,7 +585,9 @@ class Fetcher:
             promised = self._promised[0]
             return promised.stream, promised.next, promised.stop
         if self._pledge is None:
-            self._pledge = next((feed for feed in self._candidates() if feed.ready(True)), None)
+            self._pledge = next(
+                (feed for feed in self._list_candidates() if feed.ready(True)), None
+            )
             if self._pledge is None:
                 return None
             self._pledge.pledge()
@@ -597,7 +599,7 @@ class Fetcher:
         self._discard()
         if self._promised:
             return self._take(self._promised[0], count, False)
-        for feed in self._candidates() if self._pledge is None else (self._pledge,):
+        for feed in self._list_candidates() if self._pledge is None else (self._pledge,):
             if (taken := self._take(feed, count, not self.ordered)) is not None:
                 return taken
         return None
@@ -624,7 +626,7 @@ class Fetcher:
         self._buffered -= chunk.nbytes
         return feed, start, chunk
 
-    def _candidates(self) -> Iterable[Feed]:
+    def _list_candidates(self) -> Iterable[Feed]:
         if not self.ordered and not isinstance(self.order, InterleaveOrder):
             return self.order.available()
         feed = self.order.turn()
@@ -636,7 +638,7 @@ class Fetcher:
         return not self._promised and self.order.turn() is None
 
 
-def _keeper(workers: Iterable[str], what: object) -> str:
+def _choose_keeper(workers: Iterable[str], what: object) -> str:
     """The worker that keeps a block, the same for all clients: highest random weight."""
     return max(workers, key=lambda worker: zlib.crc32(f"{worker}/{what}".encode()))
 

@@ -261,14 +261,14 @@ class _SideBySide(_Choice):
             max(1, self._state.roster.count_usable(most)) if self._record.has_bound_streams else 1
         )
         chosen: dict[int, None] = {}
-        for stream in self._candidates():
+        for stream in self._list_candidates():
             if stream not in chosen and self._known_end(stream) != 0 and stream not in self._ended:
                 chosen[stream] = None
                 if len(chosen) == most:
                     break
         return list(chosen)
 
-    def _candidates(self) -> Iterator[int]:
+    def _list_candidates(self) -> Iterator[int]:
         yield from self._group.idle
         yield from self._unbegun_streams()
         yield from self._group.open
@@ -284,13 +284,13 @@ class _InOrder(_Choice):
     def choose(self, want: int) -> list[StreamRange]:
         found: list[StreamRange] = []
         ahead = self._share()
-        for stream in self._lowest():
+        for stream in self._list_unshared():
             run = want > 0 and len(found) < MOST_GRANTS
             if run:
                 spans = list(self._free_ranges(stream, want))
                 want -= sum(span.stop - span.start for span in spans)
             else:
-                spans = [] if self._holds(stream) else list(self._free_ranges(stream, 1))
+                spans = [] if self._holds_part(stream) else list(self._free_ranges(stream, 1))
             found += spans
             ahead -= not run or want <= 0
             if ahead <= 0:
@@ -303,7 +303,7 @@ class _InOrder(_Choice):
         others = len(self._group.holders) - (self._client in self._group.holders)
         return max(2, max(MOST_GRANTS, usable) // (others + 1))
 
-    def _lowest(self) -> Iterator[int]:
+    def _list_unshared(self) -> Iterator[int]:
         """Streams of which no other client holds a part, in the local order."""
         group = self._group
         mine = (
@@ -311,7 +311,7 @@ class _InOrder(_Choice):
         )
         return merge(sorted({*group.returned, *group.idle, *mine}), self._unbegun_streams())
 
-    def _holds(self, stream: int) -> bool:
+    def _holds_part(self, stream: int) -> bool:
         return stream in self._group.held_streams.get(self._client, ())
 
     def _free_ranges(self, stream: int, want: int) -> Iterator[StreamRange]:
@@ -323,7 +323,7 @@ class _InOrder(_Choice):
             want -= stop - start
             if want <= 0:
                 return
-        apart = stream not in group.open or stream in group.idle or self._holds(stream)
+        apart = stream not in group.open or stream in group.idle or self._holds_part(stream)
         if apart and (new := self._unleased_range(stream, want)).start < new.stop:
             yield new
 

@@ -207,9 +207,9 @@ class InterleaveOrder(FeedOrder):
 
     def turn(self) -> Feed | None:
         """The feed to hand out from, or to wait for; None at the end."""
-        return self._due()[1]
+        return self._find_due()[1]
 
-    def _due(self) -> tuple[InputTurn | None, Feed | None]:
+    def _find_due(self) -> tuple[InputTurn | None, Feed | None]:
         """The slot whose next element has arrived, or the feed to wait for; neither at the end."""
         while True:
             slot = self._slots[self._turn]
@@ -322,7 +322,7 @@ class InterleaveOrder(FeedOrder):
         """Takes at most `count` elements that have arrived; a failure is returned alone."""
         parts: list[FeedChunk] = []
         while count > 0:
-            slot, _ = self._due()
+            slot, _ = self._find_due()
             if slot is None:
                 break
             assert slot.chunk is not None

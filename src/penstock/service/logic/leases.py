@@ -340,7 +340,7 @@ class Group:
 
     def lease(self, client: str, stream: int, start: int, stop: int) -> None:
         """Leases free or new elements to a client."""
-        track = self._track(stream)
+        track = self._find_track(stream)
         if start == track.reached:
             track.reached = stop
         else:
@@ -366,7 +366,7 @@ class Group:
         """Marks `start` to `stop` as consumed by a client, except what other clients hold or have
         consumed; returns these ranges."""
         stop = min(stop, self.ends.get(stream, stop))
-        track = self._track(stream)
+        track = self._find_track(stream)
         track.reach(stop)
         used = self.consume(client, stream, start, stop) + track.free.inside(start, stop)
         track.free.remove(start, stop)
@@ -375,7 +375,7 @@ class Group:
 
     def set_aside(self, client: str, stream: int, start: int, stop: int) -> None:
         """Leases to a client what is free of `start` to `stop`."""
-        track = self._track(stream)
+        track = self._find_track(stream)
         track.reach(min(stop, self.ends.get(stream, stop)))
         for first, last in track.free.inside(start, stop):
             self.lease(client, stream, first, last)
@@ -394,7 +394,7 @@ class Group:
 
     def undo(self, stream: int, ranges: Ranges) -> None:
         """Frees elements that were consumed."""
-        track = self._track(stream)
+        track = self._find_track(stream)
         for start, stop in ranges:
             track.free.add(start, stop)
         self._classify(stream)
@@ -426,7 +426,7 @@ class Group:
         if client in self.holders:
             self.holders[client] = self.holders.pop(client)
 
-    def _track(self, stream: int) -> Track:
+    def _find_track(self, stream: int) -> Track:
         self.begin(stream + 1)
         track = self.tracks.get(stream)
         if track is None:

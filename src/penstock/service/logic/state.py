@@ -317,7 +317,7 @@ class State:
             job.programs[fact.program] = None
         record.ready = record.ready or not record.missing()
         self._ask_for_limits(record)
-        self._hear(client, now)
+        self._note_heard(client, now)
         self._set_active(fact.job, True)
 
     def _client_gone(self, fact: facts.ClientGone, now: float) -> None:
@@ -362,9 +362,9 @@ class State:
             if fact.heartbeat is not None:
                 client.note(fact.heartbeat)
             self._ask_for_limits(self.iterations[client.job])
-            self._hear(client, now)
+            self._note_heard(client, now)
 
-    def _hear(self, client: ClientRecord, now: float) -> None:
+    def _note_heard(self, client: ClientRecord, now: float) -> None:
         client.heard = now
         self.silent.pop(client.client, None)
         self.silent[client.client] = None

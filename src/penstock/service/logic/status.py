@@ -523,7 +523,7 @@ def _streams_placed(line: Timeline, state: State, fact: StreamsPlaced) -> Descri
         return None
     workers = _count(len(set(moved)), "worker")
     text = f"{_count(len(moved), 'stream')} of {_job(record)} to {workers}"
-    return "moved", text, _about(record)
+    return "moved", text, _names_of(record)
 
 
 def _client_joined(line: Timeline, state: State, fact: ClientJoined) -> Description:
@@ -531,7 +531,7 @@ def _client_joined(line: Timeline, state: State, fact: ClientJoined) -> Descript
     if record is None:
         return None
     resumed = ", from a saved state" if fact.resumes else ""
-    return "joined", f"reader of {_job(record)}{resumed}", _about(record)
+    return "joined", f"reader of {_job(record)}{resumed}", _names_of(record)
 
 
 def _client_gone(line: Timeline, state: State, fact: ClientGone) -> Description:
@@ -541,21 +541,21 @@ def _client_gone(line: Timeline, state: State, fact: ClientGone) -> Description:
     record = state.iterations[client.job]
     text = f"reader of {_job(record)}"
     if fact.how == LOST:
-        return "lost", f"{text}: silent for {state.settings.lease_seconds:g} s", _about(record)
+        return "lost", f"{text}: silent for {state.settings.lease_seconds:g} s", _names_of(record)
     if record.begun.leased and record.is_finished:
-        return "ended", f"{_job(record)} was read to its end", _about(record)
-    return "left", text, _about(record)
+        return "ended", f"{_job(record)} was read to its end", _names_of(record)
+    return "left", text, _names_of(record)
 
 
 def _iteration_begun(line: Timeline, state: State, fact: IterationBegun) -> Description:
     record = IterationRecord(fact)
-    return "began", _job(record), _about(record)
+    return "began", _job(record), _names_of(record)
 
 
 def _iteration_removed(line: Timeline, state: State, fact: IterationRemoved) -> Description:
     line.orphans = {each for each in line.orphans if each[0] != fact.job}
     record = state.iterations.get(fact.job)
-    return None if record is None else ("removed", _job(record), _about(record))
+    return None if record is None else ("removed", _job(record), _names_of(record))
 
 
 def _job(record: IterationRecord) -> str:
@@ -566,7 +566,7 @@ def _job(record: IterationRecord) -> str:
     return f"job {begun.name!r}{repetition}"
 
 
-def _about(record: IterationRecord) -> Mapping[str, str]:
+def _names_of(record: IterationRecord) -> Mapping[str, str]:
     """The iteration, by the names that `status` has for it."""
     begun = record.begun
     about = {"job": begun.work.job, "dataset": begun.dataset_id}

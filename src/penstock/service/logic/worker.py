@@ -205,7 +205,7 @@ class Marks:
         if self._marks[index - 1].ordinal == mark.ordinal:
             return
         self._marks.insert(index, mark)
-        self._thin()
+        self._thin_marks()
 
     def best(self, ordinal: int) -> DecodedMark:
         """Returns the last mark at or before element `ordinal`; the start of the stream is one."""
@@ -223,7 +223,7 @@ class Marks:
     def _ordinals(self) -> list[int]:
         return [mark.ordinal for mark in self._marks]
 
-    def _thin(self) -> None:
+    def _thin_marks(self) -> None:
         """Keeps one mark for every power of two of the distance from the newest."""
         newest = self._marks[-1].ordinal
         kept, distances = [], set()
