@@ -88,6 +88,7 @@ class ReceiveBuffers:
         self._idle = 0  #: guarded by _lock; bytes in `_free`
         self._free: dict[int, list[ReusedMemory]] = {}  #: guarded by _lock; by size class
         self._referenced: set[BufferRef] = set()
+        """Keeps the weak references alive; adding and discarding one are atomic, without a lock."""
         self._lock = threading.Lock()
 
     def take(self, size: int) -> memoryview:
