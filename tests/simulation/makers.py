@@ -17,7 +17,7 @@ from penstock.element.chunk import Chunk
 from penstock.engine.contract import Stream
 from penstock.engine.trail import Trail, add_turns
 from penstock.errors import NotFoundError, ResourceExhaustedError
-from penstock.plan.shape import GUESS, TURN_WIDTH, WHOLE
+from penstock.plan.shape import GUESS, TURN_WIDTH, WHOLE_FILE
 from penstock.service.host.runtime import Runtime
 from penstock.service.host.tasks import Tasks
 from penstock.service.host.telemetry import OpenedMeters
@@ -74,7 +74,7 @@ class Making:
         """Where the part of a file began, and where it ended."""
         stream = self.work.stream
         if self.plan.wrong is not None and self.work.form == "split" and trail is not None:
-            if self.work.begin not in (GUESS, WHOLE, begins(stream)):
+            if self.work.begin not in (GUESS, WHOLE_FILE, begins(stream)):
                 self.owner.world.report_violation(
                     f"stream {stream} is to begin at {self.work.begin}"
                 )

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from penstock.plan import nodes
 from penstock.plan.bounds import bound_plan
 from penstock.plan.nodes import Node
-from penstock.plan.shape import GUESS, WHOLE
+from penstock.plan.shape import GUESS, WHOLE_FILE
 from penstock.plan.traits import Trait
 
 PART_BYTES = 8 << 20
@@ -132,7 +132,7 @@ def _file_size(name: Any) -> int:
 
 
 def begin_part(node: Node, begin: int) -> Node:
-    """Sets where the part of a file begins that a piece reads: at a byte, GUESS or WHOLE.
+    """Sets where the part of a file begins that a piece reads: at a byte, GUESS or WHOLE_FILE.
 
     It matters for TFRecord files only, except that any part that begins NOWHERE is empty. It never
     matters for the first part of a file.
@@ -147,7 +147,7 @@ def begin_part(node: Node, begin: int) -> Node:
 def _begin_file_reader(reader: nodes.Records, begin: int) -> Node:
     options = dict(reader.options)
     start = options["part"][0]
-    if begin == WHOLE:
+    if begin == WHOLE_FILE:
         del options["part"]
         source = nodes.Take(reader.input, 0) if start else reader.input
         return replace(reader, input=source, options=tuple(options.items()))

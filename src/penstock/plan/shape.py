@@ -12,11 +12,11 @@ from typing import NamedTuple
 ENDLESS = -1
 """The number of streams of a plan that has infinitely many."""
 
-GUESS, WHOLE = -1, -2
+GUESS, WHOLE_FILE = -1, -2
 """Where a part of a TFRecord file begins, instead of a byte.
 
 GUESS: at the first position that looks like a record; the client compares where neighbouring parts
-began and ended. WHOLE: the first part is the whole file, for clients that do not compare.
+began and ended. WHOLE_FILE: the first part is the whole file, for clients that do not compare.
 """
 
 

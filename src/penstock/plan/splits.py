@@ -14,7 +14,7 @@ from penstock.plan.nodes import Node, options_of
 from penstock.plan.options import ShardingPolicy
 from penstock.plan.parts import begin_part, with_parts
 from penstock.plan.pieces import inputs_of, pieces_of
-from penstock.plan.shape import WHOLE, Form, Shape
+from penstock.plan.shape import WHOLE_FILE, Form, Shape
 from penstock.plan.shard import in_order, service_shard, shard_sources
 
 
@@ -38,7 +38,7 @@ def piece(
     stream: int,
     streams: int,
     policy: int = 0,
-    begin: int = WHOLE,
+    begin: int = WHOLE_FILE,
     inputs: tuple[int, int] = (0, 1),
 ) -> Node:
     """The plan of stream `stream` of `streams`, as a worker computes it; see `Form`.

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from penstock.errors import InvalidArgumentError
-from penstock.plan.shape import OWNED_FORMS, WHOLE, Form, Shape
+from penstock.plan.shape import OWNED_FORMS, WHOLE_FILE, Form, Shape
 from penstock.service.logic.feeds import LEAST_AHEAD, Failure, Feed, FeedChunk, Limits, spans
 from penstock.service.logic.fetching import Fetcher, Order
 from penstock.service.logic.interleave_order import MOST_INPUTS, InterleaveOrder
@@ -300,7 +300,7 @@ def state_at(position: int) -> dict[str, Any] | None:
     """The state of the only reader of a plan with random access, at a position."""
     if position == 0:
         return None
-    return {"order": {"open": [[0, position, [], None, WHOLE]], "next": 1, "seam": None}}
+    return {"order": {"open": [[0, position, [], None, WHOLE_FILE]], "next": 1, "seam": None}}
 
 
 def known_streams(state: dict[str, Any] | None) -> dict[str, Any]:

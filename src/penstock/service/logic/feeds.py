@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from penstock.errors import DataLossError, OpError
-from penstock.plan.shape import WHOLE
+from penstock.plan.shape import WHOLE_FILE
 from penstock.service.protocol.data_messages import MOST_STATE, Mark, NumberInPiece, renumber
 
 _SMALL = 512
@@ -110,7 +110,7 @@ class Feed:
         start: int = 0,
         stop: int = NOWHERE,
         home: str | None = None,
-        begin: int = WHOLE,
+        begin: int = WHOLE_FILE,
     ) -> None:
         self.stream = stream
         self.begin = begin
@@ -368,7 +368,7 @@ class Feed:
 
     @property
     def _begins(self) -> int:
-        return self.begin if self.began is None or self.begin == WHOLE else self.began
+        return self.begin if self.began is None or self.begin == WHOLE_FILE else self.began
 
     @classmethod
     def of(cls, state: list[Any], home: str | None = None) -> Feed:

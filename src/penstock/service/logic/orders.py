@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from penstock.errors import DataLossError
-from penstock.plan.shape import GUESS, WHOLE
+from penstock.plan.shape import GUESS, WHOLE_FILE
 from penstock.service.logic.feeds import NOWHERE, Feed, FeedMarks
 from penstock.service.protocol.data_messages import NumberInPiece
 from penstock.service.protocol.messages import (
@@ -83,7 +83,7 @@ class SequentialOrder(FeedOrder):
         super().__init__()
         self._streams = streams
         self._length = length
-        self._begin = WHOLE if free else GUESS
+        self._begin = WHOLE_FILE if free else GUESS
         state = state or {"open": [], "next": 0, "seam": None}
         self._next: int = state["next"]
         self._open = deque(Feed.of(feed) for feed in state["open"])
@@ -136,7 +136,7 @@ class SequentialOrder(FeedOrder):
 
     def _settle(self, feed: Feed) -> bool:
         """Whether the first feed is known to begin at the right place; replaces a wrong one."""
-        if feed is self._settled or self._seam is None or self._begin == WHOLE:
+        if feed is self._settled or self._seam is None or self._begin == WHOLE_FILE:
             return True
         if not feed.is_requested:
             feed.begin = self._seam
