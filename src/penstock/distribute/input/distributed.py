@@ -363,9 +363,6 @@ class CountedInput(Stream):
         self.inputs = (source,)
         self._source = ElementCounter(source, count)
 
-    def pull(self, limit: int) -> Chunk:
-        return self._source.pull(limit)
-
     def pull_needed(self, needed: int, limit: int, rows: int = 0) -> Chunk:
         return self._source.pull(limit, needed, rows)
 
