@@ -222,6 +222,16 @@ SERVERS: list[tuple[Make, type[Exception], str]] = [
         "DispatcherConfig: port must be from 1 to 65535, or 0 for a free one, got 65536",
     ),
     (
+        lambda: service.DispatchServer(service.DispatcherConfig(port=None)),  # type: ignore[arg-type]
+        InvalidArgumentError,
+        "DispatcherConfig: port must be an integer, got None",
+    ),
+    (
+        lambda: service.DispatchServer(service.DispatcherConfig(port=1.5)),  # type: ignore[arg-type]
+        InvalidTypeError,
+        r"DispatcherConfig: port must be an integer, got 1.5 \(float\)",
+    ),
+    (
         lambda: service.DispatchServer(service.DispatcherConfig(protocol="foo")),
         UnfitServerError,
         "DispatcherConfig: protocol must be \"grpc\", got 'foo'",
