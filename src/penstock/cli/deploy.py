@@ -2,7 +2,7 @@
 
 A file is printed, not applied: its user reads it, changes it and keeps it. The templates beside
 this module are such files with names for what differs. All values are checked before they are put
-into a template, so no value contains quotes. Words stand between quotes there, because YAML reads
+into a template, so no value contains quotes. Words are in quotes there, because YAML reads
 some of them as other values: on, null, 12.
 """
 

@@ -416,5 +416,5 @@ def _open_inner(
     if brevity is None or inside.inline:
         return stream
     depth = Depth(_INNER_AHEAD, Budget.of(inside.options), guess=True)
-    # A function may wait for whatever another dataset does, so threads call it.
+    # A function may wait for what another dataset does, so threads call it.
     return PrefetchStream(stream, depth, brevity if plan.pure else None)

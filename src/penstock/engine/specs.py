@@ -171,7 +171,7 @@ class _Probe:
         context = Context(self._environment, options=Options(executor="inline"))
         context = replace(context, meters=context.meters.inner())
         found: list[Any] = []
-        with closing(open_plan(self._lighten(node), None, context)) as stream:
+        with closing(open_plan(self._without_buffers(node), None, context)) as stream:
             for _ in range(_TRIED):
                 try:
                     found += stream.pull(2 - len(found)).elements()
@@ -183,23 +183,23 @@ class _Probe:
                     break
         return found
 
-    def _lighten(self, node: Node) -> Node:
+    def _without_buffers(self, node: Node) -> Node:
         """A plan with similar first elements, without buffers, threads, services and files."""
         match node:
             case nodes.Distribute(None, element=element):
                 return self._rows(nest.map_structure(self._make_up_leaf, element), element)
             case nodes.Distribute(source) if source is not None:
-                return self._lighten(source)
+                return self._without_buffers(source)
             case nodes.Shuffle(source) | nodes.Prefetch(source) | nodes.Cache(source):
-                return self._lighten(source)
+                return self._without_buffers(source)
             case nodes.Snapshot(source) | nodes.WithOptions(source):
-                return self._lighten(source)
+                return self._without_buffers(source)
             case nodes.Shard(source) if node.shards < 1:  # A hint, which only a worker fills in.
-                return self._lighten(source)
+                return self._without_buffers(source)
             case nodes.Filter(source) | nodes.TakeWhile(source):
-                return node.with_inputs((nodes.Take(self._lighten(source), _TRIED),))
+                return node.with_inputs((nodes.Take(self._without_buffers(source), _TRIED),))
             case _:
-                return node.with_inputs(tuple(map(self._lighten, node.inputs)))
+                return node.with_inputs(tuple(map(self._without_buffers, node.inputs)))
 
     def _of_map(self, node: nodes.Map, samples: list[Any], given: Any) -> Any:
         calls = Calls("map", node.function)

@@ -181,7 +181,7 @@ class TorchDataset(IterableDataset[Any]):
         return shard
 
     def _warn_of_ranks(self, workers: int) -> None:
-        """Logs a warning, once, if this process and others read shards of a shuffled order."""
+        """Logs a warning, once, if several processes read shards of a shuffled order."""
         if self._has_warned or not shards_epochs(self._dataset.__plan__):
             return
         self._has_warned.fill_(True)

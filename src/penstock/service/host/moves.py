@@ -313,7 +313,7 @@ class StateSender:
 
 @dataclass
 class CacheSent:
-    """How many elements of a cache were sent, and whether no others will be."""
+    """How many elements of a cache were sent, and whether these are all."""
 
     count: int = 0
     is_over: bool = False

@@ -32,7 +32,7 @@ KEPT_BLOCK = 64
 the same worker."""
 
 AHEAD = 3
-"""Elements for each worker that a client may hold, whatever their size: two that are under way, and
+"""Elements for each worker that a client may hold, of any size: two that are under way, and
 a third that has arrived and waits for its turn."""
 
 LEAST_AHEAD = 2

@@ -169,9 +169,9 @@ class Fetcher:
         feed.marks.moving_from, feed.marks.moved_at = worker, NOWHERE
 
     def end_move(self, feed: Feed, mark: Mark | None = None, worker: str = "") -> None:
-        """Notes that a worker that leaves has ended a stream; another continues from `mark`.
+        """Notes that a leaving worker has ended a stream; another continues from `mark`.
 
-        `worker`: the one that leaves. It is still asked for what it has made.
+        `worker` is still asked for what it has made.
         """
         is_behind = mark is not None and bool(mark.worker) and feed.next_ask < mark.ordinal
         feed.marks.moving_from = worker if is_behind else ""

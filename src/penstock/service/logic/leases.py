@@ -422,7 +422,7 @@ class Group:
         return used.stop
 
     def note_call(self, client: str) -> None:
-        """Moves a client behind all others in `holders`: the dispatcher has just heard it."""
+        """Moves a client to the end of `holders`: the dispatcher has just heard it."""
         if client in self.holders:
             self.holders[client] = self.holders.pop(client)
 

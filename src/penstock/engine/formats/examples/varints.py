@@ -165,7 +165,7 @@ def _are_small(octets: Array, ends: Array) -> bool:
 
 
 def _find_negative(octets: Array, first: Array, more: Array, place: int) -> Array | None:
-    """Which varints go on with ones to their tenth byte; None if less than half of the longer."""
+    """Which varints have ones up to their tenth byte; None if less than half of the longer."""
     longer = first[:: len(first) // 256 + 1][more[:: len(first) // 256 + 1].view(bool)]
     if 2 * np.count_nonzero(octets[8:].take(longer) == 0xFF) <= len(longer):
         return None
