@@ -37,7 +37,7 @@ CONTRACTS = {
         tf.elementwise tf.errors tf.io tf.lookup tf.missing_operations tf.ragged tf.ragged_shapes
         tf.ragged_values tf.random tf.reductions tf.regexes tf.selection tf.sparse tf.strings
         tf.tensor_messages tf.image.colors tf.image.cropping tf.image.random_images
-        tf.image.resize_weights tf.image.resizing
+        tf.image.resizing
     """,
     # Modules that are tested together, through what users call.
     "data/adapters/test_apart.py": "data.adapters.jax_adapter data.adapters.keras_adapter",
