@@ -18,7 +18,7 @@ from penstock.data import (
     TextLineDataset,
     TFRecordDataset,
 )
-from penstock.data.experimental import CsvDataset
+from penstock.data.experimental import CsvDataset, assert_cardinality
 from penstock.data.experimental.service import distribute
 from penstock.errors import (
     DataLossError,
@@ -222,6 +222,23 @@ def test_rows_of_a_damaged_row_group_count_only_where_they_are_wanted(
     good = expected[skipped:1000] + expected[2000 : max(skipped + taken, 2000)]
     assert numbers(iterator) == good
     assert [row.errors for row in iterator.profile().operators][1] == errors
+
+
+def test_errors_after_a_state_that_was_saved_without_random_access() -> None:
+    def fail_on_multiples_of_3(number: Any) -> Any:
+        if number % 3 == 0:
+            raise ValueError("a multiple of 3")
+        return number
+
+    def build(**options: Any) -> Dataset:
+        made = Dataset.range(1, 10).map(fail_on_multiples_of_3, num_parallel_calls=2, **options)
+        return made.apply(assert_cardinality(9)).ignore_errors()
+
+    iterator = iter(build(deterministic=False))
+    found = [next(iterator)]
+    ordered = iter(build())
+    ordered.load_state_dict(iterator.state_dict())
+    assert sorted([*found, *ordered]) == [1, 2, 4, 5, 7, 8]
 
 
 def test_lines_of_text_after_a_missing_file(tmp_path: Path) -> None:

@@ -313,7 +313,8 @@ def _ignore_errors(node: nodes.IgnoreErrors, source: Stream, context: Context) -
         Each of the rows would fail like the first one.
         """
         position = stream.save()
-        count = count_failing(node.input, position)
+        # A state that was saved without random access is no position.
+        count = count_failing(node.input, position) if isinstance(position, int) else 0
         if not count:
             return stream, 0
         stream.close()
