@@ -395,3 +395,17 @@ def test_a_few_slow_datasets_do_not_bring_threads_back():
     brevity = Brevity()
     assert read_all(brevity, short, mixed) == "t" + "c" * 99
     assert brevity.failures == 0
+
+
+def test_there_is_one_trial_at_a_time():
+    brevity = Brevity()
+    brevity.note_ahead(HANDOVER / 5)
+    assert brevity.expect()
+    brevity.note_ahead(HANDOVER / 5)
+    assert not brevity.expect()
+    brevity.note_here(2 * HANDOVER)
+    assert brevity.failures == 1
+    for _ in range(9):
+        assert not brevity.expect()
+        brevity.note_ahead(HANDOVER / 5)
+    assert brevity.expect()

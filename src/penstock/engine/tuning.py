@@ -137,7 +137,8 @@ class Brevity:
     def __init__(self) -> None:
         self.failures = 0
         """How often the caller took too long; then threads should start on all open datasets."""
-        self._is_brief = self._is_due = False
+        self._is_brief = self._is_due = self._is_open = False
+        """Whether the caller reads all datasets, or the next one as a trial; whether one is open."""
         self._saved = 0.0
         """Seconds that the caller has saved without threads; it may lose them again."""
         self._left, self._pause = 0, _FIRST_PAUSE
@@ -146,15 +147,18 @@ class Brevity:
     def expect(self) -> bool:
         """Whether the caller is to read the next dataset when its turn comes."""
         is_trial, self._is_due = self._is_due, False
+        self._is_open = self._is_open or is_trial
         return self._is_brief or is_trial
 
     def note_ahead(self, cpu_seconds: float) -> None:
         """Notes the processor time of a thread that has read a dataset to its end."""
         self._left -= 1
-        self._is_due = not self._is_brief and self._left < 0 and cpu_seconds < HANDOVER
+        is_free = not self._is_brief and not self._is_open
+        self._is_due = is_free and self._left < 0 and cpu_seconds < HANDOVER
 
     def note_here(self, seconds: float) -> None:
         """Notes for how long the caller has read a dataset: to its end, or to more than that."""
+        self._is_open = False
         self._saved = min(self._saved + HANDOVER - seconds, _MOST_SAVED)
         self._is_brief = self._saved > 0
         if self._saved == _MOST_SAVED:
