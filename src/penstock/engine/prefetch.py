@@ -165,6 +165,12 @@ class PrefetchStream(Stream):
         waits = self._rest is None and not ahead.ready and not self._is_here
         return not waits or self._ended or ahead.stopping
 
+    @property
+    def has_read_all(self) -> bool:
+        """Whether the thread has seen the end."""
+        ready = self._ahead.ready
+        return bool(ready) and isinstance(ready[-1][1], StopIteration)
+
     def pull(self, limit: int) -> Chunk:
         if self._rest is None:
             self._place, self._rest = self._next_result()

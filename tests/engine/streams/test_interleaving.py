@@ -1,6 +1,7 @@
 """Interleaving in whole rounds: the same elements, states and failures as one block at a time."""
 
 import itertools
+import time
 from pathlib import Path
 from typing import Any
 
@@ -148,7 +149,7 @@ def test_small_files_are_read_without_a_thread_for_each(
     assert sorted(lines) == sorted([*range(100)] * 2)
     if ordered:
         assert lines[:8] == [0, 1, 0, 1, 2, 3, 2, 3]
-    assert 1 <= len(threads) <= 8
+    assert 1 <= len(threads) <= 12
     assert len(list(TextLineDataset(files, num_parallel_reads=4))) == 200
 
 
@@ -191,4 +192,23 @@ def test_a_failed_trial_starts_the_threads_of_all_open_datasets(threads: list[Po
     stream._brevity.note_here(60.0)
     stream.pull(4)
     assert len(threads) >= 4
+    stream.close()
+
+
+def test_datasets_that_were_read_to_their_end_make_room_for_the_next() -> None:
+    opened_for: list[int] = []
+
+    def open_dataset(number: Any) -> Dataset:
+        opened_for.append(int(number))
+        return numbers(number, 2).map(lambda x: x)  # A function is called by threads only.
+
+    plan = Dataset.range(9).interleave(open_dataset, 2, num_parallel_calls=2)._plan
+    opened_for.clear()  # The spec needed a call.
+    stream = opened(plan)
+    assert [stream.pull(1).elements() for _ in range(2)] == [[0], [100]]
+    slots = stream._stream._slots
+    while not all(slot.stream.has_read_all for slot in slots if slot is not None):
+        time.sleep(0)
+    stream.pull(1)
+    assert opened_for == [0, 1, 2, 3, 4]
     stream.close()

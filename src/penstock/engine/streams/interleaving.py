@@ -262,7 +262,7 @@ class InterleaveStream(FedStream):
             for slot in [*self._slots, *(slot for _, slot in self._next)]:
                 if isinstance(slot, Slot) and isinstance(slot.stream, PrefetchStream):
                     slot.stream.start()
-        self._look_ahead(self._ahead - self._open_slots)
+        self._look_ahead(self._ahead - sum(map(_is_being_read, self._slots)))
 
     def _look_ahead(self, count: int) -> None:
         """Opens the datasets of the next outer elements."""
@@ -347,6 +347,13 @@ class InterleaveStream(FedStream):
             if isinstance(slot, Slot):
                 slot.stream.close()
         super().close()
+
+
+def _is_being_read(slot: Slot | None) -> bool:
+    """Whether a slot takes one of the parallel calls: no longer once it is read to its end."""
+    if slot is None:
+        return False
+    return not (isinstance(slot.stream, PrefetchStream) and slot.stream.has_read_all)
 
 
 class InputsStream(InterleaveStream):
