@@ -237,7 +237,7 @@ class PrefetchStream(Stream):
 
     def _start(self) -> None:
         self._pool.check()
-        if self._running is None:
+        if self._running is None and not self._ended:
             self._ahead.stopping = False
             self._running = self._pool.submit(self._ahead.run)
 

@@ -138,7 +138,7 @@ class Brevity:
         self.failures = 0
         """How often the caller took too long; then threads should start on all open datasets."""
         self._is_brief = self._is_due = self._is_open = False
-        """Whether the caller reads all datasets, or the next one as a trial; whether one is open."""
+        """Whether the caller reads all datasets, whether the next is a trial, and one is open."""
         self._saved = 0.0
         """Seconds that the caller has saved without threads; it may lose them again."""
         self._left, self._pause = 0, _FIRST_PAUSE

@@ -1,7 +1,9 @@
 """Interleaving in whole rounds: the same elements, states and failures as one block at a time."""
 
 import itertools
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from penstock.element.chunk import Chunk
 from penstock.element.ragged import Ragged
 from penstock.engine import prefetch, tuning
 from penstock.engine.pool import Pool
+from penstock.engine.streams.sources import AccessStream
 from tests.engine.driving import drained, model, opened, pulls, saves
 
 LENGTHS = [9, 3, 12, 0, 7, 1]
@@ -212,3 +215,46 @@ def test_datasets_that_were_read_to_their_end_make_room_for_the_next() -> None:
     stream.pull(1)
     assert opened_for == [0, 1, 2, 3, 4]
     stream.close()
+
+
+def test_a_pull_opens_no_datasets_while_another_thread_closes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    opened_for: list[int] = []
+    is_closing = threading.Event()
+    stop = Pool.stop
+    monkeypatch.setattr(Pool, "stop", lambda *a, **rest: (is_closing.set(), stop(*a, **rest)))
+
+    def open_dataset(number: Any) -> Dataset:
+        opened_for.append(int(number))
+        return numbers(number, 2).map(lambda x: is_closing.wait() * x)
+
+    plan = Dataset.range(9).interleave(open_dataset, 2, num_parallel_calls=2)._plan
+    opened_for.clear()  # The spec needed a call.
+    stream = opened(plan)
+    with ThreadPoolExecutor(1) as executor:
+        pulling = executor.submit(drained, stream, 1)
+        while stream._stream._slots[0] is None:
+            time.sleep(0)
+        stream.close()
+        pulling.result()
+    assert opened_for == [0, 1, 2]
+
+
+def test_a_caller_that_reads_starts_no_thread_while_another_thread_closes(
+    threads: list[Pool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_handover(monkeypatch, -1.0)
+    monkeypatch.setattr(tuning.Brevity, "expect", lambda self: True)
+    stream = opened(interleaved([5] * 3, 1, 1, num_parallel_calls=1)._plan)
+    pull = AccessStream.pull
+
+    def pull_and_close(source: AccessStream, limit: int) -> Chunk:
+        chunk = pull(source, limit)
+        if chunk.elements()[0] == 0 and chunk.size > 1:  # Not the outer element.
+            stream.close()
+        return chunk
+
+    monkeypatch.setattr(AccessStream, "pull", pull_and_close)
+    stream.pull(1)
+    assert not threads

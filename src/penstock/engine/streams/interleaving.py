@@ -343,6 +343,7 @@ class InterleaveStream(FedStream):
         return [self._next[0][0].state if self._next else self._feed.save()]
 
     def close(self) -> None:
+        self._ended = True  # First, or a pull in another thread would open the next datasets.
         for slot in [*self._slots, *(slot for _, slot in self._next)]:
             if isinstance(slot, Slot):
                 slot.stream.close()
