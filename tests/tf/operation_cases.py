@@ -1998,6 +1998,64 @@ rag == "a"
 rag != m
 rag == tf.constant([1.5])
 words == [1, 2]
+tf.ragged.constant([[1], [2]]) + [10, 20]
+tf.ragged.constant([[1, 2], [3, 4]]) + tf.constant([10, 20])
+tf.ragged.constant([[1, 2], [3]]) + tf.constant([10, 20, 30])
+tf.ragged.constant([[1, 2, 3]]) + [10, 20, 30]
+tf.ragged.constant([[1, 2, 3]]) == tf.constant([1, 5, 3])
+tf.ragged.constant([[[3, 5]]]) - [5, 2]
+tf.ragged.constant([[1, 2], [3, 4]]) == tf.constant([[1, 5], [3, 4]])
+tf.ragged.constant([[1, 2], [3, 4]]) + [[10, 20], [30, 40]]
+tf.ragged.constant([[1, 2], [3]]) + [[10, 20], [30, 40]]
+tf.ragged.constant([[1, 2], [3]]) != [[10, 20], [30, 40]]
+tf.RaggedTensor.from_row_splits(tf.ones([2, 2]), [0, 1, 2]) + [[[1.0, 2.0]], [[3.0, 4.0]]]
+tf.ragged.constant([[1, 2], [3]]) + [[1]]
+tf.ragged.constant([[1, 2], [3]]) * tf.constant([[2], [3]])
+tf.ragged.constant([[1, 2], [3]]) * tf.constant([[2]])
+tf.ragged.constant([[1, 2], [3]]) == [1, 2, 3]
+tf.ragged.constant([[1, 2], [3]]) != [1, 2]
+tf.ragged.constant([[1, 2], [3, 1]]) == [1, 2]
+tf.ragged.constant([[1, 2], [3, 1]]) == tf.constant([3, 2])
+tf.ragged.constant([[1.0, 2.0], [3.0]]) == [1, 2]
+tf.ragged.constant([[1.0, 2.0], [3.0]]) != tf.constant([[1.0, 2.0]])
+tf.RaggedTensor.from_row_splits(tf.ones([3, 2]), [0, 2, 3]) + [1.0, 2.0]
+tf.RaggedTensor.from_row_splits(tf.ones([3, 2]), [0, 2, 3]) == [1.0, 2.0, 3.0]
+tf.RaggedTensor.from_row_splits(tf.ones([3, 2]), [0, 2, 3]) + [1.0, 2.0, 3.0]
+tf.RaggedTensor.from_row_splits(tf.ones([4, 2]), [0, 2, 4]) + tf.constant([[1.0, 2.0], [3.0, 4.0]])
+tf.RaggedTensor.from_row_splits(tf.ones([3, 2]), [0, 2, 3]) * tf.constant([[[2.0]], [[3.0]]])
+tf.ragged.constant([[[1, 2], []], [], [[3]]]) + [[1]]
+tf.ragged.constant([[[1, 2], [3, 4]], [[5, 6]]]) + [10, 20]
+tf.ragged.constant([[[1, 2], [3, 4]], [[5, 6]]]) + [10, 20, 30]
+tf.add(tf.ragged.constant([[1, 2], [3, 4]]), [10, 20])
+tf.maximum(tf.ragged.constant([[1, 2], [3]]), [2, 2, 2])
+tf.strings.join([tf.ragged.constant([["a", "b"], ["c", "d"]]), tf.constant(["x", "y"])])
+tf.strings.join([tf.ragged.constant([["a", "b"], ["c"]]), tf.constant(["x", "y", "z"])])
+tf.where(tf.ragged.constant([[True, False], [True]]), i3, i3)
+tf.where(tf.ragged.constant([[True, False], [True]]), [[1], [2]], [[3], [4]])
+tf.where(tf.RaggedTensor.from_row_splits([[True, False], [True, True]], [0, 0, 2]))
+tf.where(tf.ragged.constant([[[True], [False, True]], [], [[True]]]))
+tf.where(tf.ragged.constant([[[0, 1], []], [[2]]]))
+tf.gather(tf.ragged.constant([[1, 2], [3]]), tf.zeros([2, 0], tf.int32))
+tf.gather(tf.ragged.constant([[1, 2], [3]]), tf.zeros([0, 2], tf.int32))
+tf.gather(tf.ragged.constant([[1, 2], [3]]), tf.zeros([2, 0, 2], tf.int32))
+tf.gather(tf.ragged.constant([[1, 2], [3]]), [[0, 1], [1, 1]])
+tf.gather(tf.ragged.constant([[1, 2], [3]]), tf.zeros([2, 1, 2], tf.int32))
+tf.reverse(tf.ragged.constant([[1, 2], [3]]), [2])
+tf.reverse(tf.ragged.constant([[1, 2], [3]]), [-3])
+tf.reverse(tf.ragged.constant([[1, 2], [3]]), [-2, -1])
+tf.split(tf.ragged.constant([[1, 2], [3]]), 2, axis=-2)
+tf.pad([True, False], [[1, 0]], constant_values=0.0)
+tf.pad([True, False], [[1, 0]], constant_values=np.int64(0))
+tf.pad(["a"], [[1, 0]], constant_values=False)
+tf.pad([1, 2], [[1, 0]], constant_values=False)
+tf.pad([1, 2], [[1, 0]], constant_values=np.float32(0))
+tf.ragged.constant([[1, 2], [3]]).with_flat_values([1, 2])
+tf.ragged.constant([[1, 2], [3]]).with_flat_values(5)
+tf.ragged.constant([[1, 2], [3]]).with_flat_values([1, 2, 3, 4])
+tf.ragged.constant([[1, 2], [3]]).with_flat_values(tf.constant([1, 2]))
+tf.ragged.constant([[1, 2], [3]]).with_flat_values(tf.constant(1))
+tf.ragged.constant([[1, 2], [3]]).with_values(tf.constant([1, 2]))
+tf.ragged.constant([[1, 2], [3]]).with_flat_values(tf.constant([[1], [2], [3]]))
 """
 
 CASES = [line for line in VALUES.strip().splitlines() if line]

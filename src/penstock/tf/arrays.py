@@ -448,7 +448,7 @@ def split(
 
 
 def _split_ragged(rows: RaggedTensor, num_or_size_splits: Any, axis: Any) -> list[RaggedTensor]:
-    if integer("split", "axis", axis) != 0:
+    if integer("split", "axis", axis) not in (0, -len(rows.shape)):
         raise InvalidArgumentError(
             f"tf.split: ragged rows only along axis 0, got {axis}; loop over the rows"
         )
@@ -480,12 +480,10 @@ def pad(
     if how != "constant":
         _check_mirror(array, widths, int(how == "reflect"))
         return np.pad(array, widths, how)
-    is_default = type(constant_values) is int and constant_values == 0
-    value = (
-        np.zeros((), array.dtype) if is_default else to_array(constant_values, array.dtype, "pad")
-    )
-    if is_default and array.dtype.kind == "O":
-        value = to_array(b"")
+    # As in TensorFlow, any number of Python or NumPy that is 0 stands for the dtype's own zero.
+    is_zero = np.isscalar(constant_values) and constant_values == 0
+    zero = b"" if array.dtype.kind == "O" else np.zeros((), array.dtype)
+    value = to_array(zero if is_zero else constant_values, array.dtype, "pad")
     pairs = list(zip(widths.tolist(), array.shape, strict=True))
     result = np.empty([before + size + after for (before, after), size in pairs], array.dtype)
     result[...] = value
@@ -540,10 +538,10 @@ def broadcast_to(input: Any, shape: Any, name: str | None = None) -> Any:
 def reverse(tensor: Any, axis: Any, name: str | None = None) -> Any:
     """The values in reverse along the given dimensions."""
     if isinstance(tensor, RaggedTensor):
-        rank = len(tensor.shape)
-        return RaggedTensor(
-            _reverse_rows(tensor.ragged, {one % rank for one in dims("reverse", axis)})
-        )
+        rank, places = len(tensor.shape), dims("reverse", axis)
+        if not all(-rank <= place < rank for place in places):
+            raise InvalidArgumentError(f"tf.reverse: axis must be in [{-rank}, {rank}), got {axis}")
+        return RaggedTensor(_reverse_rows(tensor.ragged, {place % rank for place in places}))
     return np.flip(to_array(tensor), dims("reverse", axis)).copy()
 
 

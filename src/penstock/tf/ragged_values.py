@@ -184,7 +184,8 @@ class RaggedTensor:
         return self.row_splits[1:]
 
     def with_values(self, new_values: Any) -> RaggedTensor:
-        return RaggedTensor(Ragged(plain_rows(new_values), plain_leaf(self.row_splits)))
+        made = _check_count("with_values", plain_rows(new_values), len(self.ragged.flat))
+        return RaggedTensor(Ragged(made, plain_leaf(self.row_splits)))
 
     def get_shape(self) -> TensorShape:
         return self.shape
@@ -204,7 +205,9 @@ class RaggedTensor:
         return as_tensor(np.repeat(np.arange(len(self.ragged)), self.ragged.row_lengths))
 
     def with_flat_values(self, new_values: Any) -> RaggedTensor:
-        return RaggedTensor(_with_flat_values(self.ragged, plain_rows(new_values)))
+        count = len(plain_leaf(self.flat_values))
+        made = _check_count("with_flat_values", plain_rows(new_values), count)
+        return RaggedTensor(_with_flat_values(self.ragged, made))
 
     @property
     def dtype(self) -> DType:
@@ -254,21 +257,28 @@ class RaggedTensor:
             return f"<tf.RaggedTensor {_value_text(self.numpy())}>"
 
     def operand_like(self, other: Any, call: str) -> Any:
-        """The other operand, for the flat values: ragged with the same rows, or one per row."""
+        """The other operand, for the flat values: with the same rows, one per row, or for all."""
         if isinstance(other, RaggedTensor):
             if _splits(other) != _splits(self):
                 raise InvalidArgumentError(
                     f"tf.{call}: the rows of {self!r:.60} and {other!r:.60} differ in length"
                 )
             return other.flat_values
-        column = to_array(other, self.dtype if isinstance(other, list) else None, call)
-        if column.ndim != 2 or column.shape == (1, 1):
+        array = to_array(other, self.dtype if isinstance(other, list) else None, call)
+        shape, inner = array.shape, self.flat_values.ndim
+        while inner <= array.ndim <= len(self.shape) and len(array) == 1:
+            array, other = array[0], other[0]
+        lengths = plain_leaf(self.nested_row_lengths()[-1]).tolist()
+        if array.ndim < inner or (array.ndim == inner and lengths == [len(array)]):
             return other
-        if column.shape != (len(self), 1) or self.ragged_rank > 1:
-            raise InvalidArgumentError(
-                f"tf.{call}: {column.shape} does not fit the rows of {self!r:.60}; pass a column"
-            )
-        return as_tensor(np.repeat(column[:, 0], self.ragged.row_lengths))
+        if array.ndim == inner + 1 and len(array) == len(self) and self.ragged_rank == 1:
+            if array.shape[1] == 1:
+                return as_tensor(np.repeat(array[:, 0], lengths, axis=0))
+            if set(lengths) <= {array.shape[1]}:
+                return as_tensor(array.reshape(sum(lengths), *array.shape[2:]))
+        raise InvalidArgumentError(
+            f"tf.{call}: {shape} does not fit the rows of {self!r:.60}; pass a column"
+        )
 
     def _apply(self, call: Callable[[Any, Any], Any], other: Any, is_reflected: bool) -> Any:
         flat, more = self.flat_values, self.operand_like(other, call.__name__.strip("_"))
@@ -335,6 +345,15 @@ def plain_rows(value: Any) -> Any:
 def stack_rows(rows: Iterable[Any]) -> RaggedTensor:
     """Rows of different lengths as one ragged tensor."""
     return RaggedTensor(Ragged.from_rows([plain_rows(row) for row in rows]))
+
+
+def _check_count(call: str, values: Any, count: int) -> Any:
+    """The values; InvalidArgumentError if they are not as many as those that they replace."""
+    if values.shape[:1] != (count,):
+        raise InvalidArgumentError(
+            f"RaggedTensor.{call}: {count} values are needed, got the shape {values.shape}"
+        )
+    return values
 
 
 def _with_flat_values(ragged: Ragged, values: Array | Ragged) -> Ragged:

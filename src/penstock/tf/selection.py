@@ -13,7 +13,7 @@ from penstock.element.ragged import Ragged
 from penstock.errors import InvalidArgumentError
 from penstock.tf.operations import dims, integer, numbers, operation
 from penstock.tf.ragged_values import RaggedTensor, wrap_rows
-from penstock.tf.values import Array, match_operands, plain_leaf, to_array
+from penstock.tf.values import Array, match_operands, to_array
 
 
 @operation
@@ -32,10 +32,22 @@ def where(condition: Any, x: Any = None, y: Any = None, name: str | None = None)
 
 def _where_ragged(condition: RaggedTensor, x: Any, y: Any) -> Any:
     if x is None and y is None:
-        places = plain_leaf(condition.to_sparse().indices)
-        return places[plain_leaf(condition.flat_values).astype(bool)]
-    flat = [condition.operand_like(one, "where") for one in (x, y)]
+        return _find_true(condition.ragged)
+    # Lists have the dtype of their values, not that of the condition.
+    both = (to_array(one) if isinstance(one, list) else one for one in (x, y))
+    flat = [condition.operand_like(one, "where") for one in both]
     return condition.with_flat_values(where(condition.flat_values, *flat))
+
+
+def _find_true(rows: Any) -> Array:
+    """The index of each true value: of its row, of its place in the row, and further inside."""
+    if not isinstance(rows, Ragged):
+        return np.argwhere(rows.astype(bool))
+    places = _find_true(rows.flat)
+    starts = rows.row_splits - rows.row_splits[0]
+    numbers = np.searchsorted(starts, places[:, 0], "right") - 1
+    places[:, 0] -= starts[numbers]
+    return np.column_stack([numbers, places])
 
 
 @operation
@@ -66,8 +78,9 @@ def _gather_rows(rows: Ragged, places: Array) -> Any:
     if not places.ndim:
         return wrap_rows(rows[int(places)])
     made = rows.take(places.ravel())
-    for size in places.shape[:0:-1]:
-        made = Ragged(made, np.arange(len(made) // size + 1) * size)
+    for depth in reversed(range(1, places.ndim)):
+        splits = np.arange(math.prod(places.shape[:depth]) + 1) * places.shape[depth]
+        made = Ragged(made, splits)
     return RaggedTensor(made)
 
 

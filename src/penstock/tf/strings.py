@@ -141,7 +141,11 @@ def join(inputs: Any, separator: Any = "", name: str | None = None) -> Any:
         raise InvalidTypeError(f"tf.strings.join: needs a list of strings, got {inputs!r:.60}")
     rows_like = next((one for one in inputs if isinstance(one, RaggedTensor)), None)
     if rows_like is not None:
-        flat = [rows_like.operand_like(one, "strings.join") for one in inputs]
+        # Arrays are joined with the flat values, as in TensorFlow.
+        flat = [
+            rows_like.operand_like(one, "strings.join") if isinstance(one, RaggedTensor) else one
+            for one in inputs
+        ]
         return rows_like.with_flat_values(join(flat, separator))
     arrays = [texts("strings.join", one) for one in inputs]
     between = to_array(separator or "")[()]
