@@ -2,7 +2,6 @@
 
 import itertools
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -209,9 +208,9 @@ def test_datasets_that_were_read_to_their_end_make_room_for_the_next() -> None:
     opened_for.clear()  # The spec needed a call.
     stream = opened(plan)
     assert [stream.pull(1).elements() for _ in range(2)] == [[0], [100]]
-    slots = stream._stream._slots
-    while not all(slot.stream.has_read_all for slot in slots if slot is not None):
-        time.sleep(0)
+    for slot in stream._stream._slots:
+        with slot.stream._ahead.changed:
+            slot.stream._ahead.changed.wait_for(lambda slot=slot: slot.stream.has_read_all)
     stream.pull(1)
     assert opened_for == [0, 1, 2, 3, 4]
     stream.close()
@@ -221,12 +220,14 @@ def test_a_pull_opens_no_datasets_while_another_thread_closes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     opened_for: list[int] = []
-    is_closing = threading.Event()
+    has_opened, is_closing = threading.Event(), threading.Event()
     stop = Pool.stop
     monkeypatch.setattr(Pool, "stop", lambda *a, **rest: (is_closing.set(), stop(*a, **rest)))
 
     def open_dataset(number: Any) -> Dataset:
         opened_for.append(int(number))
+        if len(opened_for) == 3:
+            has_opened.set()
         return numbers(number, 2).map(lambda x: is_closing.wait() * x)
 
     plan = Dataset.range(9).interleave(open_dataset, 2, num_parallel_calls=2)._plan
@@ -234,8 +235,7 @@ def test_a_pull_opens_no_datasets_while_another_thread_closes(
     stream = opened(plan)
     with ThreadPoolExecutor(1) as executor:
         pulling = executor.submit(drained, stream, 1)
-        while stream._stream._slots[0] is None:
-            time.sleep(0)
+        has_opened.wait()
         stream.close()
         pulling.result()
     assert opened_for == [0, 1, 2]
