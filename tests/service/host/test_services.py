@@ -208,3 +208,11 @@ def test_a_scheme_that_is_registered_again_still_outlives_its_readers(monkeypatc
     assert services.outlives_readers("grpc://here")
     services.register_scheme("nobody", Nobody)
     assert not services.outlives_readers("nobody://here")
+
+
+def test_a_scheme_that_is_registered_again_takes_other_urls(monkeypatch):
+    monkeypatch.setattr(services, "SCHEMES", dict(services.SCHEMES))
+    with pytest.raises(InvalidArgumentError, match="local://here must name a number"):
+        services.parse("local://here")
+    services.register_scheme("local", Nobody)
+    assert services.parse("local://here") == ("local", "here")
