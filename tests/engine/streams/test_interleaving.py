@@ -15,6 +15,7 @@ from penstock.element.chunk import Chunk
 from penstock.element.ragged import Ragged
 from penstock.engine import prefetch, tuning
 from penstock.engine.pool import Pool
+from penstock.engine.streams.interleaving import InterleaveStream, Slot
 from penstock.engine.streams.sources import AccessStream
 from tests.engine.driving import drained, model, opened, pulls, saves
 
@@ -258,3 +259,20 @@ def test_a_caller_that_reads_starts_no_thread_while_another_thread_closes(
     monkeypatch.setattr(AccessStream, "pull", pull_and_close)
     stream.pull(1)
     assert not threads
+
+
+def test_long_datasets_are_woven_without_order_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    single: list[int] = []
+    pull_from = InterleaveStream._pull_from
+
+    def count(stream: InterleaveStream, slot: Slot, limit: int) -> Chunk | None:
+        chunk = pull_from(stream, slot, limit)
+        single.append(0 if chunk is None else len(chunk))
+        return chunk
+
+    monkeypatch.setattr(InterleaveStream, "_pull_from", count)
+    lengths = [3000, 5000, 4000]
+    dataset = interleaved(lengths, 3, 1, num_parallel_calls=3, deterministic=False)
+    found = [int(x) for x in dataset]
+    assert sorted(found) == sorted(int(x) for x in interleaved(lengths, 3, 1))
+    assert sum(single) < len(found) / 4

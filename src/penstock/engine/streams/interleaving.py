@@ -165,15 +165,21 @@ class InterleaveStream(FedStream):
         if not cycles:
             return None
         self._turn = (turns[-1] + 1) % self._node.cycle
-        return Chunk.weave(used, block)
+        return self._weave(slots, used)
+
+    def _weave(self, slots: list[Slot], used: list[Chunk]) -> Chunk:
+        return Chunk.weave(used, self._node.block)
 
     def _turns(self) -> list[int]:
         """The numbers of the open slots in their order; none if an empty slot is filled first."""
         if None in self._slots and not (self._ended and not self._next):
             return []
-        cycle = self._node.cycle
-        order = ((self._turn + step) % cycle for step in range(cycle))
-        return [turn for turn in order if self._slots[turn] is not None]
+        return [turn for turn in self._order() if self._slots[turn] is not None]
+
+    def _order(self) -> list[int]:
+        """The numbers of all slots, from the present one on."""
+        count = len(self._slots)
+        return [(self._turn + step) % count for step in range(count)]
 
     def _pull_cycle(self, slots: list[Slot]) -> list[Chunk]:
         """Elements of every slot, up to a slot that is exhausted, fails or has no whole block."""
@@ -427,6 +433,10 @@ class UnorderedInterleaveStream(InterleaveStream):
         parts: list[Chunk] = []
         count = 0
         while count < limit and self._turn_to_next(first=not parts):
+            if (woven := self._pull_cycles(limit - count)) is not None:
+                parts.append(woven)
+                count += len(woven)
+                continue
             slot = self._slots[self._turn]
             assert slot is not None
             try:
@@ -445,6 +455,20 @@ class UnorderedInterleaveStream(InterleaveStream):
             raise StopIteration
         return Chunk.join(parts)
 
+    def _turns(self) -> list[int]:
+        """The numbers of the slots that have some ready; none if a log or a begun block is next."""
+        if self._again or self._taken or len(self._slots) > self._node.cycle:
+            return []
+        if self._ordered:
+            return super()._turns()
+        return [turn for turn in self._order() if self._has_some(turn)]
+
+    def _weave(self, slots: list[Slot], used: list[Chunk]) -> Chunk:
+        block = self._node.block
+        cycle = [slot.ordinal for slot in slots for _ in range(block)]
+        self._record(cycle * (len(used[0]) // block))
+        return super()._weave(slots, used)
+
     def _turn_to_next(self, first: bool) -> bool:
         """Turns to the slot that gives the next element.
 
@@ -455,9 +479,8 @@ class UnorderedInterleaveStream(InterleaveStream):
         while True:
             self._ready.clear()
             self._fill_slots(first)
-            for step in range(len(self._slots)):
-                turn = (self._turn + step) % len(self._slots)
-                if (slot := self._slots[turn]) is not None and self._is_ready(slot):
+            for turn in self._order():
+                if self._has_some(turn):
                     self._taken = self._taken if turn == self._turn else 0
                     self._turn = turn
                     return True
@@ -514,6 +537,10 @@ class UnorderedInterleaveStream(InterleaveStream):
         except Exception:
             self._record([ordinal])
             raise
+
+    def _has_some(self, turn: int) -> bool:
+        slot = self._slots[turn]
+        return slot is not None and self._is_ready(slot)
 
     def _is_ready(self, slot: Slot) -> bool:
         if not isinstance(slot.stream, PrefetchStream):
