@@ -4,7 +4,7 @@ import io
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -173,13 +173,25 @@ def test_several_states_of_a_stream_are_passed_on(plan: str, tmp_path: Path) -> 
             assert repr(pass_on(sent, received, state)[0]) == repr(state)
 
 
-@pytest.mark.parametrize("elements", [[b"a", b""], [(np.int64(1), {"x": np.ones(3)})]])
+@pytest.mark.parametrize(
+    "elements", [[b"a", b""], [(np.int64(1), {"x": np.ones(3)})], [(), (), ()]]
+)
 def test_a_chunk_comes_back_as_a_chunk(elements: list[Any]) -> None:
     chunk = Chunk.of(elements)
     found = decode(json.loads(json.dumps(encode([7, [chunk, chunk]]))))
     assert found[0] == 7
     assert [repr(one.elements()) for one in found[1]] == 2 * [repr(elements)]
     assert found[1][0].tree == chunk.tree
+
+
+class Point(NamedTuple):
+    x: Any
+
+
+@pytest.mark.parametrize("element", [Point(1), (np.int64(1), Point(b"a"))])
+def test_a_chunk_of_named_tuples_stays_as_it_is(element: Any) -> None:
+    chunk = Chunk.of([element])
+    assert encode(chunk, as_text=False) is chunk
 
 
 def test_an_element_travels_once() -> None:

@@ -49,7 +49,7 @@ def encode(state: State, as_text: bool = True) -> State:
         return _encode_dict(state, as_text)
     if type(state) is Chunk:
         packed = _pack_chunk(state, as_text)
-        return state if packed is None else {VALUE_KEY: {**packed[VALUE_KEY], "chunk": True}}
+        return state if packed is None else {VALUE_KEY: {**packed[VALUE_KEY], "chunk": len(state)}}
     if type(state) in _PLAIN or not _is_element(state):
         return state
     packed = _pack([state], as_text)
@@ -76,24 +76,26 @@ def _pack(elements: list[Any], as_text: bool) -> dict[str, Any] | None:
     if not elements:
         return None
     try:
-        return _pack_chunk(Chunk.of(elements), as_text)
+        chunk = Chunk.of(elements)
     except OpError:
         return None
+    return _pack_chunk(chunk, as_text)
 
 
 def _pack_chunk(chunk: Chunk, as_text: bool) -> dict[str, Any] | None:
+    """The elements of a chunk as plain values; None if they cannot be packed."""
     try:
         skeleton = nest.unflatten(chunk.tree, list(range(len(chunk.columns))))
         if type(skeleton) not in (int, tuple, dict):
             return None
         packing = Packing("saved in a state")
         columns = [_as_lists(packing.column(column)) for column in chunk.columns]
+        structure = _encode_structure(skeleton)
     except OpError:
         return None
     body = b"".join(packing.parts)
     data = base64.b64encode(body).decode() if as_text else body
-    found = {"structure": _encode_structure(skeleton), "columns": columns, "data": data}
-    return {VALUE_KEY: found}
+    return {VALUE_KEY: {"structure": structure, "columns": columns, "data": data}}
 
 
 def _as_lists(description: Any) -> Any:
@@ -141,7 +143,7 @@ def _decode(state: State, known: Sequence[Any]) -> State:
     if "tuple" in found:
         return tuple(_decode(item, known) for item in found["tuple"])
     chunk = _unpack(found)
-    if found.get("chunk"):
+    if "chunk" in found:
         return chunk
     elements = chunk.elements()
     return elements[0] if found.get("single") else elements
@@ -155,7 +157,7 @@ def _unpack(found: dict[str, Any]) -> Chunk:
         raise ValueError(f"there should be {sum(sizes)} bytes, but there are {len(body)}")
     columns = unpack(found["columns"], memoryview(body))
     _, tree = nest.flatten(_decode(found["structure"], ()))
-    return Chunk(tree, columns, len(columns[0]))
+    return Chunk(tree, columns, found["chunk"] if "chunk" in found else len(columns[0]))
 
 
 class SentElements:
