@@ -1367,7 +1367,7 @@ class Store:
         self.partial_passes = 0
         """The number of passes that ended before they filled the cache."""
         self._lock = threading.Lock()
-        """Guards `chunks`: only one of several concurrent passes fills the cache."""
+        """Guards `chunks` and `moved`: only one of several concurrent passes fills the cache."""
 
     def fill(self, chunks: list[Chunk]) -> bool:
         """Stores the elements of a pass; returns False if the cache was filled already."""
@@ -1396,6 +1396,27 @@ class Store:
             if is_full:
                 self.chunks, self.moved = self.moved, []
             return True
+
+    def begin_behind(self, count: int) -> list[Chunk] | None:
+        """The first `count` elements, if another process has handed them over.
+
+        Else no pass can fill the cache with what it has handed over, and that is dropped.
+        """
+        with self._lock:
+            found: list[Chunk] = []
+            for chunk in self.moved:
+                if count > 0:
+                    found.append(chunk.rows(0, count))
+                    count -= len(found[-1])
+            if count or not self.moved:
+                self.moved = []
+                return None
+            return found
+
+    def drop_moved(self) -> None:
+        """Drops what another process has handed over, unless the cache is full."""
+        with self._lock:
+            self.moved = []
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Store, ()

@@ -22,6 +22,7 @@ from penstock.errors import (
     ResourceExhaustedError,
     UnknownError,
 )
+from penstock.plan.nodes import Store
 
 COUNT = 5
 NUMBER = TensorSpec((), int64)
@@ -88,9 +89,18 @@ def test_a_resumed_pass_fills_a_cache_with_what_another_process_had_recorded(
         iterator.load_state_dict(state)
         found += map(int, iterator)
     assert found == list(range(COUNT))
+    assert resumed.__plan__.store.moved == []
     MADE.clear()
     assert [int(x) for x in resumed] == found
     assert filled is (MADE == [])
+
+
+def test_recorded_elements_that_no_pass_can_continue_are_dropped() -> None:
+    store = Store()
+    store.add(0, Chunk.of([np.int64(x) for x in range(3)]), is_full=False)
+    assert [list(chunk.columns[0]) for chunk in store.begin_behind(2) or ()] == [[0, 1]]
+    assert store.begin_behind(4) is None
+    assert store.moved == []
 
 
 COMPLETE = [

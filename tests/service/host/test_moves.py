@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import math
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -281,7 +282,43 @@ def test_a_cache_of_objects_stays_behind(caplog: pytest.LogCaptureFixture) -> No
         assert old.gate.wait(60)
         assert reader.found + Reader(new).read_all(stop, reader.mark) == [0] * 2 * count
     assert len(made) > count
-    assert "gets nothing of a cache that holds objects which are not arrays" in caplog.text
+    assert "does not get what cache() holds in memory (it has elements that are not" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("why", "reason"),
+    [("full", "would hold 0 MB"), ("late", "takes too long"), ("large", "an element has 0 MB")],
+)
+def test_a_large_state_moves_without_a_cache_that_cannot_move(
+    why: str, reason: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(moves, "PART", 8 << 10)
+    dataset = Dataset.zip(cached(300, 512, [].append), buffered()).map(lambda x, _: x)
+    expected = [int(x) for x in dataset]
+    with peers(dataset) as (old, new):
+        if why == "full":
+            new.tasks.pool.most_moved = 300_000  # The buffer has 80 KB, and the cache 1.2 MB.
+        if why == "late":
+            open_task = moves.StateSender.open
+
+            def open_late(sender: moves.StateSender, work: Work, until: float) -> None:
+                open_task(sender, work, until)
+                sender._cached_until = -math.inf
+
+            monkeypatch.setattr(moves.StateSender, "open", open_late)
+        if why == "large":
+            monkeypatch.setattr(moves, "MOST_STATE", 4000)
+        reader = Reader(old, new.info)
+        for start in range(320):
+            reader.read(start)
+        stop = leave(old, reader, 320)
+        assert old.gate.wait(60)
+        assert reader.mark == Mark(stop, b"", "stays")
+        [store] = [s for stream in new.tasks.pool.streams.values() for s in stream.plan.stores]
+        assert (store.chunks, store.moved) == (None, [])
+        assert reader.found + Reader(new).read_all(stop) == expected
+    assert "does not get what cache() holds in memory (" in caplog.text
+    assert reason in caplog.text
 
 
 def test_the_consumers_of_a_coordinated_read_continue_where_the_stream_was() -> None:
@@ -765,7 +802,7 @@ def test_a_worker_keeps_no_more_states_than_it_may_until_they_are_read() -> None
     pool, [stream] = task._tasks.pool, task._tasks.pool.streams.values()
     pool.most_moved = 100
     pool.reserve(stream, 60)
-    with pytest.raises(ResourceExhaustedError, match="holds 0 MB of states of workers that left"):
+    with pytest.raises(ResourceExhaustedError, match="would hold 0 MB of states of workers"):
         pool.reserve(stream, 60)
     list(task.fetch(2, 3))
     pool.reserve(stream, 60)
@@ -798,3 +835,9 @@ def test_chunks_of_a_cache_are_joined_to_parts() -> None:
     parts = [part.elements() for part in moves.cut_chunks(chunks, 3, 40)]
     assert parts == [[1, 2, 2, 3, 3], [4, 4, 5, 5]]
     assert list(moves.cut_chunks(chunks, 12, 40)) == []
+
+
+def test_a_large_chunk_of_a_cache_is_cut_into_parts() -> None:
+    chunks = [Chunk.of([np.full(10, x) for x in range(9)]), Chunk.of([np.zeros(100)] * 2)]
+    parts = [len(part) for part in moves.cut_chunks(chunks, 2, 160)]
+    assert parts == [2, 2, 2, 2, 1]

@@ -23,7 +23,7 @@ import itertools
 import logging
 import os
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 from penstock.element import nest
@@ -331,12 +331,11 @@ class CacheStream(RecordingStream):
             self._begin(_recorder(node), open_input)
 
     def _resume(self, count: int, open_rest: Callable[[], Stream]) -> None:
-        store = self._node.store
-        known = list(_first_rows(store.moved, count))
-        if store.moved and sum(map(len, known)) == count:
-            self._record(_MemoryRecorder(store, known), open_rest)
-        else:
+        known = self._node.store.begin_behind(count)
+        if known is None:
             self._read(open_rest())
+        else:
+            self._record(_MemoryRecorder(self._node.store, known), open_rest)
 
     def _write(self, recorder: Recorder, chunk: Chunk) -> Chunk:
         # All passes over a memory cache hand out the same arrays, so they must be read-only.
@@ -347,15 +346,6 @@ class CacheStream(RecordingStream):
 
     def save(self) -> State:
         return {"count": self._count, "input": None} if self._reads else super().save()
-
-
-def _first_rows(chunks: Iterable[Chunk], count: int) -> Iterator[Chunk]:
-    """The first `count` elements of `chunks`, or as many as there are."""
-    for chunk in chunks:
-        if count <= 0:
-            return
-        yield chunk.rows(0, count)
-        count -= len(chunk)
 
 
 def _open_filled(node: Cache, skip: int) -> Stream | None:

@@ -31,6 +31,7 @@ from penstock.errors import (
     FailedPreconditionError,
     InvalidArgumentError,
     OpError,
+    ResourceExhaustedError,
 )
 from penstock.service.host.data_connection import Connection
 from penstock.service.host.runtime import Runtime
@@ -44,6 +45,7 @@ from penstock.service.host.worker_streams import (
 from penstock.service.logic.worker import Cursor
 from penstock.service.protocol import timing
 from penstock.service.protocol.data_messages import (
+    MOST_STATE,
     AddState,
     CachedPart,
     Done,
@@ -227,6 +229,8 @@ class StateSender:
         self._sent = SentElements()
         self._sent_cached: dict[int, CacheSent] = {}
         """By the number of the cache in the plan."""
+        self._cached_until = math.inf
+        """When sending caches ends: the state needs time, too."""
         self._requests = 0
 
     def open(self, work: Work, until: float) -> None:
@@ -238,6 +242,7 @@ class StateSender:
             raise FailedPreconditionError("it has an earlier version of penstock")
         self._connection.send(OpenTask(1, work))
         self._request(until)
+        self._cached_until = (self._runtime.now() + until) / 2
 
     def close(self) -> None:
         """Closes the connection."""
@@ -263,29 +268,38 @@ class StateSender:
     def _send_cached(self, number: int, cache: CachedElements, until: float) -> None:
         """Sends the elements that the other worker does not have.
 
-        Every pass through the cache records the same ones.
+        Every pass through the cache records the same ones. A cache that cannot move stays behind;
+        the state of the stream moves without it.
         """
         sent = self._sent_cached.setdefault(number, CacheSent())
         if sent.is_over:
             return
-        for part in cut_chunks(cache.chunks, sent.count, PART):
-            encoded = encode(part, as_text=False)
-            if not is_plain(encoded):
+        try:
+            for part in cut_chunks(cache.chunks, sent.count, PART):
+                packed = self._pack_cached(part)
+                self._request(until, cached=CachedPart(number, sent.count, packed))
+                sent.count += len(part)
+            if cache.is_full:
+                self._request(until, cached=CachedPart(number, sent.count, is_full=True))
                 sent.is_over = True
-                self._warn_of_cache()
-                return
-            packed = msgspec.msgpack.encode(encoded)
-            self._request(until, cached=CachedPart(number, sent.count, packed))
-            sent.count += len(part)
-        if cache.is_full:
-            self._request(until, cached=CachedPart(number, sent.count, is_full=True))
+        except (InvalidArgumentError, ResourceExhaustedError) as error:
             sent.is_over = True
+            self._warn_of_cache(error)
 
-    def _warn_of_cache(self) -> None:
+    def _pack_cached(self, part: Chunk) -> bytes:
+        if self._runtime.now() > self._cached_until:
+            raise ResourceExhaustedError("sending it takes too long")
+        packed = _pack(encode(part, as_text=False))
+        if len(packed) > MOST_STATE:
+            raise ResourceExhaustedError(f"an element has {part.nbytes / 1e6:.0f} MB")
+        return packed
+
+    def _warn_of_cache(self, error: Exception) -> None:
         _LOG.warning(
-            "worker %s: gets nothing of a cache that holds objects which are not arrays; it "
-            "computes these elements again, and the reader waits meanwhile",
+            "%s: does not get what cache() holds in memory (%s); it computes these elements again, "
+            "and the reader waits meanwhile",
             self._connection.peer,
+            error,
         )
 
     def _request(
@@ -320,17 +334,21 @@ class CacheSent:
 
 
 def cut_chunks(chunks: Sequence[Chunk], start: int, nbytes: int) -> Iterator[Chunk]:
-    """The elements from `start` on, joined to chunks of about so many bytes."""
+    """The elements from `start` on, in chunks of about so many bytes, or of one larger element."""
     part: list[Chunk] = []
     size = 0
     for chunk in chunks:
-        if start < len(chunk):
-            part.append(chunk.rows(start, len(chunk)))
+        if start >= len(chunk):
+            start -= len(chunk)
+            continue
+        step = max(1, nbytes * len(chunk) // max(1, chunk.nbytes))
+        for first in range(start, len(chunk), step):
+            part.append(chunk.rows(first, first + step))
             size += part[-1].nbytes
-        start = max(0, start - len(chunk))
-        if size >= nbytes:
-            yield Chunk.join(part)
-            part, size = [], 0
+            if size >= nbytes:
+                yield Chunk.join(part)
+                part, size = [], 0
+        start = 0
     if part:
         yield Chunk.join(part)
 
@@ -347,5 +365,7 @@ def cut_parts(elements: list[Any], nbytes: int) -> Iterator[list[Any]]:
 
 def _pack(encoded: State) -> bytes:
     if not is_plain(encoded):
-        raise InvalidArgumentError("its state has objects that are not arrays")
+        raise InvalidArgumentError(
+            "it has elements that are not arrays in tuples and dicts, such as objects"
+        )
     return msgspec.msgpack.encode(encoded)

@@ -275,12 +275,10 @@ class Task:
         shared = self._join()
         if self.moving_stream is None:
             raise InvalidArgumentError("distribute: this stream continues anywhere without a state")
-        cached = part.cached
-        nbytes = len(part.elements) + (0 if cached is None else len(cached.elements))
-        self._tasks.pool.reserve(shared, nbytes)
+        self._tasks.pool.reserve(shared, len(part.elements))
         try:
-            if cached is not None:
-                shared.add_cached(cached)
+            if part.cached is not None:
+                shared.add_cached(part.cached)
             if part.elements:
                 self._received.add(msgspec.msgpack.decode(part.elements))
             if part.mark is not None:

@@ -8,6 +8,7 @@ time, so no stream sees what another one has cached.
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -262,16 +263,20 @@ class StreamPool:
         paced = sum(stream.production.pace is not None for stream in self.streams.values())
         return TAIL + self._budgets[True].limit // max(1, paced)
 
-    def reserve(self, stream: WorkerStream, nbytes: int) -> None:
-        """Counts bytes of a state that another worker sends; raises if there are too many."""
+    def reserve(self, stream: WorkerStream, nbytes: int, cache: int | None = None) -> None:
+        """Counts bytes that another worker sends: of the state of a stream, or of a `cache` of it.
+
+        Raises ResourceExhaustedError if there are too many.
+        """
         with self.lock:
-            stream.moved_bytes += nbytes
-            held, most = sum(s.moved_bytes for s in self.streams.values()), self.most_moved
-        if held > most:
-            raise ResourceExhaustedError(
-                f"distribute: worker {self.address} holds {held / 1e6:.0f} MB of states of workers "
-                f"that left, and may hold {most / 1e6:.0f} MB; use smaller buffers"
-            )
+            held = nbytes + sum(s.moved_bytes for s in self.streams.values())
+            if held <= self.most_moved:
+                stream.moved[cache] += nbytes
+                return
+        raise ResourceExhaustedError(
+            f"distribute: worker {self.address} would hold {held / 1e6:.0f} MB of states of "
+            f"workers that left, and may hold {self.most_moved / 1e6:.0f} MB; use smaller buffers"
+        )
 
     def keep(self, stream: WorkerStream, block: Block) -> None:
         """Counts a block that its stream keeps; drops older blocks if there are too many bytes."""
@@ -324,8 +329,9 @@ class WorkerStream:
         # With random access, each consumer has a stream of its own.
         kept = work.kept and not (strided and plan.random)
         self.production = Production(plan.random, kept, pace, plan.longest)
-        self.moved_bytes = 0
-        """Of a state that a worker which left has sent, until a client reads the stream."""
+        self.moved: Counter[int | None] = Counter()
+        """Bytes that a worker which left has sent, until a client reads the stream: by the number
+        of the cache, and None for the state."""
         self.trail = Trail()
         """What its cursors found out about the source; all of them find the same."""
         self._pool = pool
@@ -404,12 +410,25 @@ class WorkerStream:
         with self._changed:
             self.production.marks.add(mark)
 
+    @property
+    def moved_bytes(self) -> int:
+        """Bytes that a worker which left has sent, until a client reads the stream."""
+        return self.moved.total()
+
     def list_cached(self) -> list[CachedElements]:
         """What its caches hold in memory, or have recorded so far."""
         return [CachedElements(*store.list_chunks()) for store in self.plan.stores]
 
     def add_cached(self, part: CachedPart) -> None:
-        """Adds elements that a cache of another worker holds."""
+        """Adds elements that a cache of another worker holds.
+
+        If there is no room, it drops those that are there: they are of no use without the others.
+        """
+        try:
+            self._pool.reserve(self, len(part.elements), part.cache)
+        except ResourceExhaustedError:
+            self._drop_cached(part.cache)
+            raise
         elements = decode(msgspec.msgpack.decode(part.elements)) if part.elements else None
         if elements is not None and not isinstance(elements, Chunk):
             raise InvalidArgumentError("distribute: what a cache holds arrived damaged")
@@ -422,6 +441,12 @@ class WorkerStream:
                 f"distribute: elements of cache {part.cache} from {part.start} on, but this worker "
                 "does not have the elements before them"
             )
+
+    def _drop_cached(self, cache: int) -> None:
+        with self._changed:
+            del self.moved[cache]
+        if 0 <= cache < len(self.plan.stores):
+            self.plan.stores[cache].drop_moved()
 
     def get_block(self, want: WantedElements, is_cancelled: IsCancelled) -> Block | None:
         """Returns the block with element `want.at`; None at the end, or if the fetch is cancelled.
@@ -452,7 +477,7 @@ class WorkerStream:
     def _decide(self, want: WantedElements, begins: bool) -> Action:
         if self._closed:
             raise WorkerStopsError
-        self.moved_bytes = 0
+        self.moved.clear()
         self._pool.trim(self)
         allowance = 0 if self.production.pace is None else self._pool.allowance()
         return self.production.decide(want, self._pool.runtime.now(), allowance, begins)
