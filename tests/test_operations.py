@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = [
     path
-    for room in ("service", "launch", "cli")
+    for room in ("service", "launch", "cli", "engine")
     for path in sorted((ROOT / "src" / "penstock" / room).rglob("*.py"))
 ]
 RUNBOOK = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8").partition("## Runbook")[2]
@@ -37,15 +37,18 @@ ELSEWHERE = {
 """The texts of messages that are written elsewhere than where they are logged."""
 
 
+def source(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
+
+
 @cache
 def logged() -> list[tuple[str, str]]:
     """File and text of every warning or worse."""
-    sources = [(path.name, path.read_text(encoding="utf-8")) for path in SOURCES]
     return [
-        (name, text)
-        for name, source in sources
-        if "_LOG." in source
-        for node in ast.walk(ast.parse(source))
+        (path.name, text)
+        for path in SOURCES
+        if re.search(r"\b(?:_LOG|log)\.", source(path))
+        for node in ast.walk(ast.parse(source(path)))
         if isinstance(node, ast.Call) and (text := text_of(node)) is not None
     ]
 
@@ -53,11 +56,20 @@ def logged() -> list[tuple[str, str]]:
 def text_of(call: ast.Call) -> str | None:
     match call:
         case ast.Call(
-            func=ast.Attribute(value=ast.Name(id="_LOG"), attr=level),
-            args=[ast.Constant(value=str(text)), *_],
+            func=ast.Attribute(value=ast.Name(id="_LOG" | "log"), attr=level), args=[text, *_]
         ) if level in LEVELS:
-            return text
+            return with_placeholders(text)
     return None
+
+
+def with_placeholders(text: ast.expr) -> str:
+    """A text as `logging` takes it, also if it is an f-string."""
+    match text:
+        case ast.Constant(value=str(value)):
+            return value
+        case ast.JoinedStr(values):
+            return "".join(v.value if isinstance(v, ast.Constant) else "%s" for v in values)
+    raise TypeError(ast.unparse(text))
 
 
 def has_words(text: str) -> bool:
@@ -98,13 +110,13 @@ def test_a_message_without_words_of_its_own_is_listed_above(file: str, text: str
 
 @pytest.mark.parametrize("piece", [piece for pieces in ELSEWHERE.values() for piece in pieces])
 def test_the_texts_that_are_written_elsewhere_exist(piece: str) -> None:
-    everything = "".join(path.read_text(encoding="utf-8") for path in SOURCES)
+    everything = "".join(map(source, SOURCES))
     assert piece in re.sub(r'"\n\s*f?"', "", everything)
 
 
 def test_there_are_as_many_warnings_as_a_reader_finds() -> None:
     calls = sum(
-        len(re.findall(r"_LOG\.(?:warning|error|exception|critical)\(", path.read_text("utf-8")))
+        len(re.findall(r"\b(?:_LOG|log)\.(?:warning|error|exception|critical)\(", source(path)))
         for path in SOURCES
     )
     assert len(logged()) == calls
