@@ -90,7 +90,8 @@ def _reduce_ragged(call: Callable[..., Any], rows: RaggedTensor, axis: Any, keep
 def _reduce_row(call: Callable[..., Any], row: Any, keep: bool) -> Any:
     """The extreme of no floats is a finite number here, although that of an empty array is not."""
     found = plain_leaf(call(row, 0, keep))
-    if len(row) or np.asarray(found).dtype.kind != "f":
+    is_extreme = call.__name__ in ("reduce_max", "reduce_min")
+    if len(row) or not is_extreme or np.asarray(found).dtype.kind != "f":
         return found
     limits = np.finfo(found.dtype)
     return np.clip(found, limits.min, limits.max)
