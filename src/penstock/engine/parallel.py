@@ -78,11 +78,11 @@ class ParallelMapStream(FedStream):
         if self._ordered:
             self._calling.expect_batches(size, self._ordinal)
 
-    def pull(self, limit: int) -> Chunk:
+    def pull_needed(self, needed: int, limit: int, rows: int = 0) -> Chunk:
         while not len(self._results):
             self._pool.check()  # A forked child would wait for tasks of its parent's processes.
             self._finish_task()
-            self._submit()
+            self._submit(needed)
             if not self._tasks:
                 self._calling.stop()
                 raise StopIteration
@@ -99,14 +99,15 @@ class ParallelMapStream(FedStream):
         self._nbytes_each = chunk.nbytes / len(chunk)
         return chunk
 
-    def _submit(self) -> None:
+    def _submit(self, needed: int) -> None:
         window = self._calling.tasks * (2 if self._ordered else 1)
         while not self._ended and len(self._tasks) < window:
-            self._submit_next()
+            self._submit_next(needed)
 
-    def _submit_next(self) -> None:
+    def _submit_next(self, needed: int = 1) -> None:
         try:
-            rows = self._feed.pull(1 if self._again else self._calling.count_rows(self._ordinal))
+            most = 1 if self._again else self._calling.count_rows(self._ordinal)
+            rows = self._feed.pull(most, needed)
         except StopIteration:
             self._ended = True
             return

@@ -1,17 +1,21 @@
 """Rows cut anew: `unbatch` and `batch` move chunks, and take no more than they need."""
 
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
 from penstock.data.dataset import Dataset
+from penstock.data.experimental.transformations import assert_cardinality
+from penstock.element.chunk import Chunk
 from penstock.element.ragged import Ragged
 from penstock.element.spec import TensorSpec
+from penstock.engine.streams import sources
+from penstock.engine.streams.sources import GeneratorStream
 from penstock.errors import InvalidArgumentError
-from tests.engine.driving import drained, opened, pulls, saves
+from tests.engine.driving import drained, model, opened, pulls, saves
 
 LENGTHS = [3, 0, 5, 1, 9, 2, 2, 7] * 8
 DOCUMENTS = Ragged.from_rows([np.arange(length) for length in LENGTHS])
@@ -51,12 +55,98 @@ def generated(values: list[Any], spec: TensorSpec, log: list[int]) -> Dataset:
     return Dataset.from_generator(generate, output_signature=spec)
 
 
+@pytest.fixture
+def fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No generator counts as slow, however busy the machine is."""
+    monkeypatch.setattr(sources, "BUDGET", 600.0)
+
+
 def test_a_batch_takes_what_it_needs_from_a_generator_and_no_more() -> None:
     log: list[int] = []
     stream = opened(generated(list(range(20)), TensorSpec((), np.int64), log).batch(4)._plan)
     for taken in (4, 8, 12):
         assert len(stream.pull(100)) == 1
         assert len(log) == taken
+    stream.close()
+
+
+ONE_BY_ONE: dict[str, Callable[[Dataset], Dataset]] = {
+    "map": lambda d: d.map(lambda x: x),
+    "vectorized map": lambda d: d.map(lambda x: x, vectorized=True),
+    "filter": lambda d: d.filter(lambda x: x >= 0),
+    "take_while": lambda d: d.take_while(lambda x: x >= 0),
+    "scan": lambda d: d.scan(np.int64(0), lambda total, x: (total + x, x)),
+    "ignore_errors": lambda d: d.ignore_errors(),
+    "take": lambda d: d.take(100),
+    "skip": lambda d: d.skip(0),
+    "enumerate": lambda d: d.enumerate(),
+    "unique": lambda d: d.unique(),
+    "assert_cardinality": lambda d: d.apply(assert_cardinality(20)),
+    "repeat": lambda d: d.repeat(1).repeat(2),
+    "zip": lambda d: Dataset.zip(d, Dataset.range(50).filter(lambda x: True)),
+    "concatenate": lambda d: d.concatenate(Dataset.range(3)),
+}
+
+
+@pytest.fixture
+def asked(fast: None, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Receives how many elements each pull from a generator needs."""
+    found: list[int] = []
+    pull = GeneratorStream.pull_needed
+
+    def count(stream: GeneratorStream, needed: int, limit: int, rows: int = 0) -> Chunk:
+        found.append(needed)
+        return pull(stream, needed, limit, rows)
+
+    monkeypatch.setattr(GeneratorStream, "pull_needed", count)
+    return found
+
+
+@pytest.mark.parametrize("name", ONE_BY_ONE)
+def test_operators_ask_a_generator_at_once_for_what_a_batch_needs(
+    name: str, asked: list[int]
+) -> None:
+    log: list[int] = []
+    numbers = generated(list(range(20)), TensorSpec((), np.int64), log)
+    dataset = ONE_BY_ONE[name](numbers).batch(5)
+    assert len(list(dataset)) >= 4  # Until a function's speed is known, it gets single elements.
+    log.clear()
+    asked.clear()
+    stream = opened(dataset._plan)
+    assert len(stream.pull(100)) == 1
+    assert len(log) == 5
+    assert max(asked) > 3
+    assert len(asked) <= 3
+    stream.close()
+
+
+def test_a_cache_asks_a_generator_at_once_for_what_a_batch_needs(asked: list[int]) -> None:
+    log: list[int] = []
+    numbers = generated(list(range(20)), TensorSpec((), np.int64), log)
+    stream = opened(numbers.cache().batch(5)._plan)
+    assert len(stream.pull(100)) == 1
+    assert len(log) == 5
+    assert asked == [5]
+    stream.close()
+
+
+def test_a_shuffle_asks_a_generator_at_once_for_what_it_holds(fast: None) -> None:
+    log: list[int] = []
+    numbers = generated(list(range(20)), TensorSpec((), np.int64), log)
+    stream = opened(numbers.shuffle(6, seed=1).batch(4)._plan)
+    assert len(stream.pull(100)) == 1
+    assert len(log) == 6 + 3
+    stream.close()
+
+
+def test_of_a_slow_generator_others_get_each_element(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources, "BUDGET", -1.0)
+    log: list[int] = []
+    plan = generated(list(range(20)), TensorSpec((), np.int64), log).map(lambda x: x).batch(8)._plan
+    assert drained(opened(plan), 100) == model(plan)
+    stream = opened(plan.inputs[0])
+    log.clear()
+    assert len(stream.pull_needed(8, 8)) == len(log) == 1
     stream.close()
 
 
@@ -93,7 +183,7 @@ def test_packing_a_generator_resumes_exactly_from_every_state(
             assert drained(opened(plan, state), limit) == whole[count:]
 
 
-def test_elements_of_a_generator_come_before_the_failure_that_follows_them() -> None:
+def test_elements_of_a_generator_come_before_the_failure_that_follows_them(fast: None) -> None:
     values = [1, 2, ValueError("lost")]
     plan = generated(values, TensorSpec((), np.int64), []).batch(8)._plan.inputs[0]
     stream = opened(plan)
@@ -118,7 +208,7 @@ def test_elements_of_a_generator_come_before_the_failure_that_follows_them() -> 
     ("rows", "limit", "expected"), [(6, 9, 2), (7, 9, 3), (7, 2, 2), (0, 9, 1)]
 )
 def test_a_generator_is_asked_for_the_rows_that_are_needed_at_once(
-    value: Any, spec: Any, rows: int, limit: int, expected: int
+    value: Any, spec: Any, rows: int, limit: int, expected: int, fast: None
 ) -> None:
     taken: list[Any] = []
     stream = opened(generated([value] * 9, spec, taken)._plan)

@@ -128,9 +128,12 @@ class RecordingStream(Stream):
         if self._looks_ahead:
             self._feed = Inlet(self.inputs[0])
 
-    def pull(self, limit: int) -> Chunk:
+    def pull_needed(self, needed: int, limit: int, rows: int = 0) -> Chunk:
         try:
-            chunk = self._feed.pull(limit)
+            if isinstance(self._feed, Inlet):
+                chunk = self._feed.pull(limit, needed, rows)
+            else:
+                chunk = self._feed.pull_needed(needed, limit, rows)
         except StopIteration:
             self._end()
             raise

@@ -22,11 +22,11 @@ class TakeStream(Stream):
         self._feed = ElementCounter(source)
         self._count = left
 
-    def pull(self, limit: int) -> Chunk:
+    def pull_needed(self, needed: int, limit: int, rows: int = 0) -> Chunk:
         left = self._count - self._feed.count
         if left <= 0:
             raise StopIteration
-        return self._feed.pull(min(limit, left))
+        return self._feed.pull(min(limit, left), needed, rows)
 
     def _own_state(self) -> State:
         return self._count - self._feed.count
@@ -39,10 +39,10 @@ class SkipStream(Stream):
         self.inputs = (source,)
         self._left = left
 
-    def pull(self, limit: int) -> Chunk:
+    def pull_needed(self, needed: int, limit: int, rows: int = 0) -> Chunk:
         left, self._left = self._left, 0
         discard(self.inputs[0], left)
-        return self.inputs[0].pull(limit)
+        return self.inputs[0].pull_needed(needed, limit, rows)
 
     def _own_state(self) -> State:
         return self._left
@@ -83,10 +83,10 @@ class EnumerateStream(Stream):
         self.inputs = (source,)
         self._feed = ElementCounter(source, number)
 
-    def pull(self, limit: int) -> Chunk:
-        rows = self._feed.pull(limit)
+    def pull_needed(self, needed: int, limit: int, rows: int = 0) -> Chunk:
+        elements = self._feed.pull(limit, needed, rows)
         stop = self._feed.count
-        return pair(leaf(np.arange(stop - len(rows), stop)), rows)
+        return pair(leaf(np.arange(stop - len(elements), stop)), elements)
 
     def _own_state(self) -> State:
         return self._feed.count
@@ -99,21 +99,21 @@ class UniqueStream(Stream):
         self.inputs = (source,)
         self._seen: dict[Any, None] = dict.fromkeys(seen or ())
 
-    def pull(self, limit: int) -> Chunk:
+    def pull_needed(self, needed: int, limit: int, rows: int = 0) -> Chunk:
         while True:
-            rows = self.inputs[0].pull(limit)
-            if len(rows.columns) != 1:
+            found = self.inputs[0].pull_needed(needed, limit)
+            if len(found.columns) != 1:
                 raise InvalidArgumentError(
-                    f"Dataset.unique: elements must have one component, got {len(rows.columns)}"
+                    f"Dataset.unique: elements must have one component, got {len(found.columns)}"
                 )
             new = []
-            for index, value in enumerate(rows.columns[0]):
+            for index, value in enumerate(found.columns[0]):
                 key = self._key(value)
                 if key not in self._seen:
                     self._seen[key] = None
                     new.append(index)
             if new:
-                return rows.take(np.array(new))
+                return found.take(np.array(new))
 
     def _key(self, value: Any) -> Any:
         """What identifies a value: itself, or the text of an array."""
@@ -139,12 +139,13 @@ class AssertCardinalityStream(Stream):
         self._feed = ElementCounter(source, count or 0)
         """Its count is -1 after an error, which ends the stream."""
 
-    def pull(self, limit: int) -> Chunk:
+    def pull_needed(self, needed: int, limit: int, rows: int = 0) -> Chunk:
         if self._feed.count < 0:
             raise StopIteration
         left = self._expected - self._feed.count
+        most = limit if self._expected < 0 else min(limit, max(left, 1))
         try:
-            rows = self._feed.pull(limit if self._expected < 0 else min(limit, max(left, 1)))
+            found = self._feed.pull(most, needed, rows)
         except StopIteration:
             if left > 0 or self._expected == INFINITE:
                 raise self._error(f"has only {self._feed.count}") from None
@@ -153,9 +154,9 @@ class AssertCardinalityStream(Stream):
             if self._expected >= 0 and left <= 0:
                 raise self._error("has more") from None
             raise
-        if self._expected >= 0 and len(rows) > left:
+        if self._expected >= 0 and len(found) > left:
             raise self._error("has more")
-        return rows
+        return found
 
     def _error(self, what: str) -> Exception:
         self._feed.count = -1

@@ -43,11 +43,11 @@ class MapStream(FedStream):
         self._used = 0
         self._most_rows = _FIRST_ROWS
 
-    def pull(self, limit: int) -> Chunk:
+    def pull_needed(self, needed: int, limit: int, rows: int = 0) -> Chunk:
         if self._node.vectorized:
-            return self._columns(limit)
+            return self._columns(self._feed.pull(limit, needed))
         if not len(self._results):
-            self._work(self._feed.pull(min(limit, self._most_rows)))
+            self._work(self._feed.pull(min(limit, self._most_rows), needed))
         return self._results.hand_on(limit)
 
     def _work(self, rows: Chunk) -> None:
@@ -61,15 +61,14 @@ class MapStream(FedStream):
         else:
             self._results.add(made, numbers=rows.numbers)
 
-    def _columns(self, limit: int) -> Chunk:
-        rows = self._feed.pull(limit)
+    def _columns(self, rows: Chunk) -> Chunk:
         try:
             made = call_vectorized(self._calls, rows, self._feed.count - len(rows))
         except Exception as error:
             if len(rows) > 1:
                 # Halves the rows until only the element remains that the function fails on.
                 self._feed.unread(rows, 0)
-                return self._columns(len(rows) // 2)
+                return self._columns(self._feed.pull(len(rows) // 2))
             put_turn(error, rows.numbers)
             self._calls.add_origin(error, self._feed.count - 1, self._feed.place)
             raise
@@ -111,18 +110,18 @@ class FilterStream(FedStream):
         self._calls = Calls(node.label, node.function, origin=origin, node=node)
         self._failed: OpError | None = None
 
-    def pull(self, limit: int) -> Chunk:
+    def pull_needed(self, needed: int, limit: int, rows: int = 0) -> Chunk:
         while True:
-            rows, keep = self._decide(limit)
+            tried, keep = self._decide(needed, limit)
             if keep.any():
-                return rows if keep.all() else rows.take(np.flatnonzero(keep))
+                return tried if keep.all() else tried.take(np.flatnonzero(keep))
 
-    def _decide(self, limit: int) -> tuple[Chunk, Array]:
+    def _decide(self, needed: int, limit: int) -> tuple[Chunk, Array]:
         """The next elements on which the predicate did not fail, and which of them pass."""
         if self._failed is not None:
             error, self._failed = self._failed, None
             raise error
-        rows = self._feed.pull(limit)
+        rows = self._feed.pull(limit, needed)
         first = self._feed.count - len(rows)
         made, failed = self._calls.many(rows, first)
         keep, misfit = self._flags(made, first)
@@ -165,13 +164,13 @@ class TakeWhileStream(FilterStream):
         super().__init__(node, source, None if state is None else state[0], origin)
         self._ended: bool = state is not None and state[1]
 
-    def pull(self, limit: int) -> Chunk:
+    def pull_needed(self, needed: int, limit: int, rows: int = 0) -> Chunk:
         while not self._ended:
-            rows, keep = self._decide(limit)
+            tried, keep = self._decide(needed, limit)
             passed = len(keep) if keep.all() else int(np.argmin(keep))
             self._ended = passed < len(keep)
             if passed:
-                return rows.rows(0, passed)
+                return tried.rows(0, passed)
         raise StopIteration
 
     def _own_state(self) -> State:
@@ -192,10 +191,11 @@ class ScanStream(FedStream):
         self._state = copy_unowned(begin)
         self._results = Results(self._calls)
 
-    def pull(self, limit: int) -> Chunk:
+    def pull_needed(self, needed: int, limit: int, rows: int = 0) -> Chunk:
         if not len(self._results):
             # Few enough that `elements` takes only a small part of the budget.
-            self._work(self._feed.pull(1 if self._calls.on_trial else min(limit, _SCANNED)))
+            most = 1 if self._calls.on_trial else min(limit, _SCANNED)
+            self._work(self._feed.pull(most, needed))
         return self._results.hand_on(limit)
 
     def _work(self, rows: Chunk) -> None:
@@ -278,10 +278,10 @@ class IgnoreErrorsStream(Stream):
         what = "records, rows or files" if node.reader else "elements"
         self._log = SkipLog(call, what) if node.reader or node.log_warning else None
 
-    def pull(self, limit: int) -> Chunk:
+    def pull_needed(self, needed: int, limit: int, rows: int = 0) -> Chunk:
         while True:
             try:
-                return self.inputs[0].pull(limit)
+                return self.inputs[0].pull_needed(needed, limit, rows)
             except StopIteration:
                 self._report()
                 raise

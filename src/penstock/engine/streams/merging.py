@@ -26,11 +26,11 @@ class ZipStream(Stream):
         self._feeds = [Inlet(part) for part in parts]
         self._tree = tree
 
-    def pull(self, limit: int) -> Chunk:
+    def pull_needed(self, needed: int, limit: int, rows: int = 0) -> Chunk:
         chunks: list[Chunk] = []
         for number, feed in enumerate(self._feeds):
             try:
-                chunks.append(feed.pull(limit))
+                chunks.append(feed.pull(limit, needed))
             except StopIteration:
                 raise
             except Exception:
@@ -105,10 +105,10 @@ class ConcatenateStream(Stream):
         self.inputs = (self._current,)
         self._structures = StructureCheck("Dataset.concatenate")
 
-    def pull(self, limit: int) -> Chunk:
+    def pull_needed(self, needed: int, limit: int, rows: int = 0) -> Chunk:
         while True:
             try:
-                return self._structures.check(self._current.pull(limit))
+                return self._structures.check(self._current.pull_needed(needed, limit, rows))
             except StopIteration:
                 if self._which:
                     raise
@@ -128,8 +128,8 @@ class BranchStream(Stream):
         self.inputs = (source,)
         self._number = number
 
-    def pull(self, limit: int) -> Chunk:
-        chunk = self.inputs[0].pull(limit)
+    def pull_needed(self, needed: int, limit: int, rows: int = 0) -> Chunk:
+        chunk = self.inputs[0].pull_needed(needed, limit, rows)
         assert chunk.numbers is not None
         return chunk.with_numbers(derive_array(self._number, chunk.numbers))
 

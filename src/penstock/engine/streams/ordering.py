@@ -33,11 +33,11 @@ class ShuffleStream(FedStream):
         if state is not None:
             self._count, self._held = state[0], list(state[1])
 
-    def pull(self, limit: int) -> Chunk:
+    def pull_needed(self, needed: int, limit: int, rows: int = 0) -> Chunk:
         full = self._fill()
         if not self._held:
             raise StopIteration
-        incoming = self._pull_replacements(limit - 1) if full and limit > 1 else []
+        incoming = self._pull_replacements(needed - 1, limit - 1) if full else []
         count = len(incoming) + 1 if full else min(limit, len(self._held))
         return Chunk.of(self._emit(count, incoming))
 
@@ -46,15 +46,17 @@ class ShuffleStream(FedStream):
         while self._size is None or len(self._held) < self._size:
             want = 1024 if self._size is None else self._size - len(self._held)
             try:
-                self._held.extend(self._feed.pull(want).elements())
+                self._held.extend(self._feed.pull(want, want).elements())
             except StopIteration:
                 return False
         return True
 
-    def _pull_replacements(self, count: int) -> list[Any]:
+    def _pull_replacements(self, needed: int, limit: int) -> list[Any]:
         """The elements that replace the handed-on ones, except the last of them."""
+        if not limit:
+            return []
         try:
-            return self._feed.pull(count).elements()
+            return self._feed.pull(limit, max(needed, 1)).elements()
         except StopIteration:
             return []
         except Exception as error:
@@ -117,10 +119,10 @@ class RepeatStream(Stream):
         self._current, self._feed = current, ElementCounter(current)
         self.inputs = (current,)
 
-    def pull(self, limit: int) -> Chunk:
+    def pull_needed(self, needed: int, limit: int, rows: int = 0) -> Chunk:
         while self._feed is not None:
             try:
-                return self._feed.pull(limit)
+                return self._feed.pull(limit, needed, rows)
             except StopIteration:
                 self._start_next()
         raise StopIteration

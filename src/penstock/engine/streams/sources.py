@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -18,7 +19,7 @@ from penstock.engine.formats import open_reader, saved
 from penstock.engine.formats.csv import ENCODING, Row
 from penstock.engine.formats.records import ParsedRecords, Part, RecordReader
 from penstock.engine.formats.tfrecord import TFRecordReader
-from penstock.engine.inlets import Inlet
+from penstock.engine.inlets import BUDGET, Inlet
 from penstock.engine.trail import Trail
 from penstock.engine.user_calls import Calls, failure, is_failure
 from penstock.errors import InvalidArgumentError
@@ -114,16 +115,23 @@ class GeneratorStream(Stream):
         return self._running
 
     def pull_needed(self, needed: int, limit: int, rows: int = 0) -> Chunk:
-        """No more than is needed: a generator may wait until its caller has used the last one."""
+        """No more than is needed: a generator may wait until its caller has used the last one.
+
+        Of a slow generator less than is needed, so that others work on it meanwhile.
+        """
         if self._error is not None:
             error, self._error = self._error, None
             self._count += 1
             raise error
         values: list[Any] = []
+        until = time.perf_counter() + BUDGET
         try:
             while len(values) < min(needed, limit) or (rows > 0 and len(values) < limit):
                 values.append(self._next_value(self._count + len(values)))
-                rows -= _count_rows(values[-1]) or rows
+                if rows > 0:
+                    rows -= _count_rows(values[-1]) or rows
+                if time.perf_counter() > until:
+                    break
         except StopIteration:
             if not values:
                 raise
