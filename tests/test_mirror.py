@@ -16,7 +16,7 @@ CONTRACTS = {
         engine.access engine.caching engine.collate engine.context engine.contract engine.logs
         engine.lower engine.user_calls engine.streams.choosing engine.streams.counting
         engine.streams.elementwise engine.streams.merging engine.streams.ordering
-        engine.streams.sources engine.streams.windowing plan.block_lengths plan.functions
+        engine.streams.sources plan.block_lengths plan.functions
         plan.packed plan.resume
     """,
     "engine/formats/test_format_contract.py": "engine.formats.inflate engine.formats.records",

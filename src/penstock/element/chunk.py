@@ -7,7 +7,7 @@ chunk, not once per element. A chunk never changes after it is made; slices of i
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from penstock.element import columns, nest
 from penstock.element.columns import Array, Column
 from penstock.element.dtypes import is_number
 from penstock.element.nest import Tree
+from penstock.element.spec import TypeSpec, relax_all
 from penstock.element.values import BareText, as_value, narrow, spec_of_leaf
 from penstock.errors import InvalidArgumentError, OpError
 
@@ -192,6 +193,23 @@ def leaf_kind(leaf: Any) -> Any:
     if type(leaf) is np.ndarray or isinstance(leaf, np.generic):
         return leaf.dtype
     return np.dtype(object) if isinstance(leaf, bytes) else type(leaf)
+
+
+def pick_different(leaves: Iterable[Any]) -> list[Any]:
+    """One leaf of every kind and shape: leaves of one kind and shape have the same spec."""
+    return list({_kind_and_shape(leaf): leaf for leaf in leaves}.values())
+
+
+def _kind_and_shape(leaf: Any) -> Any:
+    if type(leaf) is np.ndarray or isinstance(leaf, np.generic):
+        return leaf.dtype, leaf.shape
+    return bytes if isinstance(leaf, bytes) else id(leaf)
+
+
+def spec_of_leaves(leaves: Iterable[Any]) -> TypeSpec:
+    """The most exact spec that fits all leaves."""
+    found: TypeSpec = relax_all(map(spec_of_leaf, pick_different(leaves)))
+    return found
 
 
 def describe(element: Any) -> str:

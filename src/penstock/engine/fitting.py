@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 
 from penstock.element import nest
-from penstock.element.chunk import Chunk, leaf_kind
+from penstock.element.chunk import Chunk, pick_different, spec_of_leaves
 from penstock.element.columns import Column
 from penstock.element.descriptions import same_structure
 from penstock.element.dtypes import DType, of_numpy
 from penstock.element.ragged import Ragged
-from penstock.element.spec import RaggedTensorSpec, TensorSpec, TypeSpec, relax
+from penstock.element.spec import RaggedTensorSpec, TensorSpec, TypeSpec
 from penstock.element.values import as_value, spec_of_leaf
 from penstock.engine.copies import copy_unowned
 from penstock.errors import InvalidArgumentError
@@ -41,16 +41,10 @@ def fits_spec(chunk: Chunk, spec: Any) -> bool:
 
 def _fits(spec: TypeSpec, column: Column) -> bool:
     if isinstance(column, list):
-        return all(map(spec.fits, _pick_different(column)))
+        return all(map(spec.fits, pick_different(column)))
     if spec.batch(None).fits(column):
         return True
     return isinstance(column, Ragged) and all(map(spec.fits, column))
-
-
-def _pick_different(leaves: list[Any]) -> list[Any]:
-    """One leaf of every kind and shape."""
-    kinds = ((leaf_kind(leaf), getattr(leaf, "dtype", None), np.shape(leaf)) for leaf in leaves)
-    return list(dict(zip(kinds, leaves, strict=True)).values())
 
 
 def spec_of_chunk(chunk: Chunk) -> Any:
@@ -66,10 +60,7 @@ def _spec_of_column(column: Column) -> TypeSpec:
         flat = isinstance(spec, RaggedTensorSpec) and not spec.ragged_rank
         # A row of arrays is an array: the same whether the rows came as a list or as a Ragged.
         return TensorSpec(spec.shape, spec.dtype) if flat else spec  # type: ignore[attr-defined]
-    spec, *others = map(spec_of_leaf, _pick_different(column))
-    for other in others:
-        spec = relax(spec, other)
-    return spec
+    return spec_of_leaves(column)
 
 
 Convert = Callable[[Any], Any]

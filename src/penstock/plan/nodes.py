@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar, dataclass_
 import numpy as np
 
 from penstock.element import nest
-from penstock.element.chunk import Chunk
+from penstock.element.chunk import Chunk, spec_of_leaves
 from penstock.element.dtypes import DType
 from penstock.element.dtypes import int64 as int64_dtype
 from penstock.element.dtypes import string as string_dtype
@@ -383,7 +383,7 @@ def row_spec(column: Any) -> Any:
     """The spec of the rows of a column."""
     if isinstance(column, np.ndarray | Ragged):
         return spec_of_leaf(column).unbatch()
-    return relax_all(map(spec_of_leaf, column))
+    return spec_of_leaves(column)
 
 
 @node

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +15,7 @@ from penstock.element.chunk import Chunk
 from penstock.element.values import as_element
 from penstock.engine.contract import State, Stream
 from penstock.engine.copies import copy_unowned
-from penstock.engine.inlets import FedStream
+from penstock.engine.inlets import Demand, FedStream
 from penstock.engine.streams.elementwise import check_state
 from penstock.engine.user_calls import Calls
 from penstock.errors import InvalidArgumentError, NotADatasetError, UnfitTypeError, kind_of
@@ -112,32 +113,46 @@ def _rebuild_error(kind: str, message: str) -> Exception:
     return found(message)
 
 
+_AT_ONCE = 64
+"""So many elements are sorted into groups before others are made of the columns of a chunk."""
+
+
 class _GroupsStream(FedStream):
     """Sorts elements into groups by a key."""
 
     def __init__(self, source: Stream) -> None:
         super().__init__(source)
+        self._demand = Demand()
         self._count, self._ended = 0, False
 
-    def _collect(self, limit: int, add: Callable[[Any], int | None]) -> int | None:
+    def _collect(self, add: Callable[[Any], int | None]) -> int | None:
         """Adds elements until a group is full, whose key it returns, or the input has ended.
 
         `add` adds an element to its group; it returns the key if that group is now full.
         """
         try:
-            rows = self._feed.pull(limit)
+            rows = self._pull_rows()
         except StopIteration:
             self._ended = True
             return None
         used, full = 0, None
         try:
-            for element in rows.elements():
+            for element in rows.rows(0, _AT_ONCE).elements():
                 used += 1
                 if (full := add(element)) is not None:
                     break
         finally:
             self._feed.unread(rows, used)
         return full
+
+    def _pull_rows(self) -> Chunk:
+        """What was taken back, or else as many elements as are made in a short time."""
+        if self._feed.holds:
+            return self._feed.pull(_AT_ONCE)
+        started = time.perf_counter()
+        rows = self._feed.pull(self._demand.limit)
+        self._demand.record(rows, time.perf_counter() - started)
+        return rows
 
 
 class GroupByWindowStream(_GroupsStream):
@@ -163,6 +178,8 @@ class GroupByWindowStream(_GroupsStream):
         self._key = Calls("group_by_window", node.key)
         self._reduce = Calls("group_by_window", node.reduce)
         self._groups: dict[int, list[Any]] = {}
+        self._sizes: dict[int, int] = {}
+        """The sizes of the windows of these groups, once they are known."""
         self._current: tuple[int, list[Any]] | None = None
         self._inner: Stream | None = None
         self._windows = 0
@@ -189,7 +206,8 @@ class GroupByWindowStream(_GroupsStream):
                     raise StopIteration
                 key = min(self._groups)
                 self._emit(key, self._groups.pop(key), None)
-            elif (full := self._collect(limit, self._add)) is not None:
+            elif (full := self._collect(self._add)) is not None:
+                del self._sizes[full]
                 self._emit(full, self._groups.pop(full), None)
 
     def _add(self, element: Any) -> int | None:
@@ -198,9 +216,11 @@ class GroupByWindowStream(_GroupsStream):
         key = check_key(self._key.where, self._key.one(element, ordinal))
         held = self._groups.setdefault(key, [])
         held.append(element)
-        return key if len(held) >= self._size(key) else None
+        if (size := self._sizes.get(key)) is None:
+            size = self._sizes[key] = self._find_size(key)
+        return key if len(held) >= size else None
 
-    def _size(self, key: int) -> int:
+    def _find_size(self, key: int) -> int:
         size = self._node.size
         if isinstance(size, Function):
             calls = Calls("group_by_window", size)
@@ -252,7 +272,7 @@ class GroupByReducerStream(_GroupsStream):
 
     def pull(self, limit: int) -> Chunk:
         while not self._ended:
-            self._collect(limit, self._add)
+            self._collect(self._add)
         if not self._groups:
             raise StopIteration
         key = min(self._groups)
