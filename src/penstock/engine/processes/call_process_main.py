@@ -36,6 +36,7 @@ from penstock.engine.processes.call_messages import (
     unpack_chunk,
 )
 from penstock.engine.processes.packets import Packets
+from penstock.engine.processes.surroundings import Change, follow
 from penstock.engine.results import stack_results
 from penstock.engine.user_calls import CONTAINED, Calls, FailedCall
 from penstock.errors import InvalidArgumentError, OpError
@@ -66,6 +67,8 @@ class _CallProcess:
         while (received := self._packets.receive()) is not None:
             note, body, descriptor = received
             match note:
+                case Change():
+                    self._follow(note)
                 case Define(number):
                     self._files[number] = descriptor
                 case Forget(number):
@@ -78,6 +81,11 @@ class _CallProcess:
                 case Call():
                     self._answer(note, body)
             del received, note, body
+
+    def _follow(self, change: Change) -> None:
+        follow(change)
+        if change.reloaded:  # Functions are loaded again, with the modules that they refer to.
+            self._calls.clear()
 
     def _map_cell(self, cell: int, room: int, descriptor: int) -> None:
         """Maps a cell, if that is possible; else results that belong there are sent."""

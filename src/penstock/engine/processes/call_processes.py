@@ -28,7 +28,7 @@ from concurrent.futures import Future
 from typing import Any, NamedTuple
 
 from penstock.element.chunk import Chunk
-from penstock.engine.processes import boot, call_messages, fork_server
+from penstock.engine.processes import boot, call_messages, fork_server, surroundings
 from penstock.engine.processes.batch_memory import BatchCells, TaskRows
 from penstock.engine.processes.call_messages import (
     Call,
@@ -48,6 +48,7 @@ from penstock.engine.processes.call_messages import (
 from penstock.engine.processes.chunk_memory import AVAILABLE as CAN_SHARE
 from penstock.engine.processes.fork_server import ForkServer, describe_exit, start_program
 from penstock.engine.processes.packets import Packets
+from penstock.engine.processes.surroundings import Change
 from penstock.engine.user_calls import CONTAINED, Calls, FailedCall
 from penstock.errors import AbortedError, DataLossError, OpError
 
@@ -152,9 +153,13 @@ def _as_list(made: Chunk | list[Any]) -> list[Any]:
 class _Process:
     """One process: the tasks that it was sent, and the functions that it knows."""
 
-    def __init__(self, number: int, channel: socket.socket, cells: BatchCells) -> None:
+    def __init__(
+        self, number: int, channel: socket.socket, cells: BatchCells, changes: list[Change]
+    ) -> None:
         self.number = number
         self.packets = Packets(channel)
+        self._changes, self._followed = changes, 0
+        """The changes of the program's surroundings, and how many of them were sent."""
         self._cells = cells
         self._mapped: set[int] = set()
         """The cells that it maps."""
@@ -172,6 +177,9 @@ class _Process:
         """Sends a task; raises OSError if the process has ended, else what prevents it."""
         function, chunk = task.function, task.chunk
         elements, parts = (None, []) if chunk is None else pack_chunk(chunk, self.sent)
+        for change in self._changes[self._followed :]:
+            self.packets.send(change)
+            self._followed += 1
         if function.number not in self.known:
             self.packets.send(Define(function.number), descriptor=function.file)
             self.known.add(function.number)
@@ -214,6 +222,9 @@ class CallProcesses:
         self._by_descriptor: dict[int, _Process] = {}
         self._waiting: deque[CallTask] = deque()
         self._functions: OrderedDict[bytes, SentFunction] = OrderedDict()
+        self._surroundings = surroundings.observe()
+        self._changes: list[Change] = []
+        """How the surroundings have changed since the fork server was started."""
         self._used = time.monotonic()
         self._start_failures = 0
         self.closed = False
@@ -229,8 +240,12 @@ class CallProcesses:
     # For streams
 
     def keep(self, function: SentFunction) -> SentFunction:
-        """The function, or an equal function that processes may know already."""
+        """The function, or an equal function that processes may know already.
+
+        Before the first call, a process follows what has changed in the program until now.
+        """
         with self._lock:
+            self._note_change()
             kept = self._functions.setdefault(function.digest, function)
             self._functions.move_to_end(function.digest)
             if len(self._functions) > _KEPT_FUNCTIONS:
@@ -238,6 +253,12 @@ class CallProcesses:
                 for process in self._by_descriptor.values():
                     process.forget(oldest)
             return kept
+
+    def _note_change(self) -> None:
+        now = surroundings.observe()
+        if (change := surroundings.find_change(self._surroundings, now)) is not None:
+            self._changes.append(change)
+        self._surroundings = now._replace(specs=self._surroundings.specs | now.specs)
 
     def submit(self, task: CallTask) -> bool:
         """Has a process do the task, as soon as one has room; returns False if it is closed."""
@@ -299,10 +320,11 @@ class CallProcesses:
     def _start(self, slot: int) -> _Process | None:
         number = next(_NUMBERS)
         try:
-            process = _Process(number, self._server.start(number), self.batch_cells)
+            channel = self._server.start(number)
         except OSError as error:
             self.refusal = f"processes cannot be started ({error})"
             return None
+        process = _Process(number, channel, self.batch_cells, self._changes)
         self._slots[slot] = self._by_descriptor[process.packets.fileno()] = process
         self._poll.register(process.packets.fileno(), select.EPOLLIN)
         return process

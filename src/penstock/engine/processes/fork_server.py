@@ -29,6 +29,7 @@ import numpy as np
 from penstock.engine.heap import keep_large_arrays
 from penstock.engine.processes import boot
 from penstock.engine.processes.descriptors import receive_descriptor, send_descriptors
+from penstock.engine.processes.surroundings import find_search_path
 
 AVAILABLE = sys.platform == "linux"
 """Whether this system can kill a process together with its parent.
@@ -139,7 +140,7 @@ def start_program(name: str, asked: socket.socket, threads: int) -> subprocess.P
     # OMP_NUM_THREADS counts for all libraries whose own variable is not set.
     limit = os.environ.get("OMP_NUM_THREADS", str(threads))
     limits = dict.fromkeys(_THREAD_LIMITS, limit)
-    code = f"import sys; sys.path[:] = {sys.path!r}; {boot.program(name)}"
+    code = f"import sys; sys.path[:] = {find_search_path()!r}; {boot.program(name)}"
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
     return subprocess.Popen(
         [sys.executable, *flags, "-c", code, str(asked.fileno()), str(os.getpid())],

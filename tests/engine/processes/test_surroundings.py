@@ -1,0 +1,120 @@
+"""Call processes have the folder, the environment and the modules of the program, also later."""
+
+import importlib
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.data import Dataset, Options
+from penstock.engine.processes import surroundings
+from penstock.engine.processes.surroundings import Change, find_change, find_search_path, observe
+from tests.programs import ROOT, run_program
+
+
+def call(function: Any) -> Any:
+    """What a function returns in a call process."""
+    dataset = Dataset.range(1).map(lambda x: function(), num_parallel_calls=2)
+    dataset = dataset.with_options(Options(executor="processes"))
+    [made] = dataset
+    assert "calls run in processes" in dataset.explain()
+    return made
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # Its time stamp has whole seconds.
+    path = tmp_path / "module_of_a_test.py"
+    path.write_text("def answer(): return 1\n")
+    yield path
+    sys.modules.pop(path.stem, None)
+
+
+def test_calls_see_the_folder_of_the_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        monkeypatch.chdir(tmp_path / name)
+        assert call(os.getcwd) == os.fsencode(tmp_path / name)
+
+
+def test_calls_see_the_environment_of_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    def read() -> str:
+        return os.environ.get("PENSTOCK_OF_A_TEST", "missing")
+
+    assert call(read) == b"missing"
+    for value in ("1", "2"):
+        monkeypatch.setenv("PENSTOCK_OF_A_TEST", value)
+        assert call(read) == value.encode()
+    monkeypatch.delenv("PENSTOCK_OF_A_TEST")
+    assert call(read) == b"missing"
+
+
+def test_calls_find_modules_where_the_program_finds_them_now(module: Path) -> None:
+    answers = importlib.import_module(module.stem)
+    assert call(answers.answer) == 1
+
+
+def test_calls_use_a_module_as_the_program_loaded_it_last(module: Path) -> None:
+    answers = importlib.import_module(module.stem)
+    assert call(answers.answer) == 1
+    assert call(lambda: answers.answer()) == 1
+    module.write_text("def answer(): return 2\n")
+    importlib.reload(answers)
+    assert call(answers.answer) == 2
+    assert call(lambda: answers.answer()) == 2
+    module.write_text("def answer(): return 3\n")
+    del sys.modules[module.stem]
+    answers = importlib.import_module(module.stem)
+    assert call(answers.answer) == 3
+
+
+def test_nothing_is_sent_if_nothing_changes(module: Path) -> None:
+    before = observe()
+    assert find_change(before, observe()) is None
+    importlib.import_module(module.stem)
+    assert find_change(before, observe()) is None, "a process loads it when it needs it"
+
+
+def test_a_deleted_folder_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert observe().folder == ""
+    surroundings.follow(Change("", {}, list(sys.path), ()))
+    assert call(lambda: 7) == 7
+
+
+def test_a_relative_entry_means_the_first_folder_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(surroundings, "_FIRST_FOLDER", "/first")
+    monkeypatch.setattr(sys, "path", ["", "/absolute", "code"])
+    assert find_search_path() == ["", "/first/", "/absolute", "code", "/first/code"]
+    monkeypatch.setattr(surroundings, "_FIRST_FOLDER", "")
+    assert find_search_path() == ["", "/absolute", "code"]
+
+
+PROGRAM = """
+import os
+import penstock
+from nearby import answer
+
+os.chdir("/")
+calls = penstock.Dataset.range(1).map(answer, num_parallel_calls=2)
+calls = calls.with_options(penstock.data.Options(executor="processes"))
+service = penstock.data.experimental.service
+served = penstock.Dataset.range(1).map(answer)
+served = served.apply(service.distribute("distributed_epoch", "local://1"))
+print(*calls, *served, "calls run in processes" in calls.explain())
+"""
+
+
+def test_a_program_may_leave_the_folder_of_its_modules(tmp_path: Path) -> None:
+    (tmp_path / "nearby.py").write_text("def answer(x): return 5\n")
+    # An empty entry of PYTHONPATH would name the first folder.
+    done = run_program(["-c", PROGRAM], tmp_path, PYTHONPATH=str(ROOT / "src"))
+    assert done.stdout == "5 5 True\n"
