@@ -364,3 +364,20 @@ def test_a_wrong_structure_names_the_element_as_in_threads() -> None:
     with pytest.raises((InvalidArgumentError, InvalidTypeError)) as caught:
         list(elsewhere(Dataset.range(9).map(VALUES["nothing of use"], num_parallel_calls=2)))
     assert "for element 7" in str(caught.value)
+
+
+SILENT = """
+import sys
+import penstock
+from penstock.data import Options
+
+numbers = penstock.Dataset.range(3).map(lambda x: x + 1, num_parallel_calls=2)
+numbers = numbers.with_options(Options(executor="processes"))
+sys.exit(40 + sum(map(int, numbers)))
+"""
+
+
+def test_calls_run_in_a_program_without_stdout() -> None:
+    command = ["sh", "-c", 'exec "$0" -c "$1" >&-', sys.executable, SILENT]
+    done = subprocess.run(command, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (46, "")

@@ -116,8 +116,9 @@ class _CallProcess:
             self._packets.send(CallResults(0.0, None, b"", []))
         else:
             self._make(call, calls, chunk)
-        with contextlib.suppress(OSError, ValueError):  # The reader of the pipe has gone.
-            sys.stdout.flush()
+        if sys.stdout is not None:
+            with contextlib.suppress(OSError, ValueError):  # The reader of the pipe has gone.
+                sys.stdout.flush()
 
     def _load(self, number: int) -> Calls:
         if number not in self._calls:
