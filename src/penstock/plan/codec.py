@@ -29,7 +29,7 @@ from penstock.plan.array_references import (
     refer_to_none,
     resolve_none,
 )
-from penstock.plan.functions import Function
+from penstock.plan.functions import Function, load_cloudpickle
 from penstock.plan.joined_data import join_strings
 from penstock.plan.nodes import Data, IterationCounter, Node, Store
 
@@ -47,9 +47,7 @@ def encode(node: Node, refer: Refer = refer_to_none) -> bytes:
     >>> decode(encode(plan)) == plan
     True
     """
-    import cloudpickle
-
-    class Encoder(cloudpickle.Pickler):  # type: ignore[misc]
+    class Encoder(load_cloudpickle().Pickler):  # type: ignore[misc]
         def persistent_id(self, value: Any) -> ArrayReference | None:
             return refer(value) if isinstance(value, np.ndarray) and is_large(value) else None
 

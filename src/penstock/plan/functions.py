@@ -6,9 +6,10 @@ import functools
 import hashlib
 import inspect
 import os
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from types import CodeType
+from types import CodeType, ModuleType
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -127,12 +128,23 @@ class Function:
     __repr__ = __str__
 
 
-def travel_problem(function: Function) -> str:
-    """Why a function cannot be sent to another process; empty if it can."""
+def load_cloudpickle() -> ModuleType:
+    """The package cloudpickle, which sends whole what the main program defines.
+
+    In a process that `multiprocessing` has spawned, the main program is a module that no other
+    process can import.
+    """
     import cloudpickle
 
+    if (main := sys.modules.get("__mp_main__")) is not None:
+        cloudpickle.register_pickle_by_value(main)
+    return cloudpickle  # type: ignore[no-any-return]
+
+
+def travel_problem(function: Function) -> str:
+    """Why a function cannot be sent to another process; empty if it can."""
     try:
-        cloudpickle.dumps(function, protocol=5, buffer_callback=lambda _: None)
+        load_cloudpickle().dumps(function, protocol=5, buffer_callback=lambda _: None)
     except Exception as error:
         return cannot_travel(error)
     return ""

@@ -118,3 +118,37 @@ def test_a_program_may_leave_the_folder_of_its_modules(tmp_path: Path) -> None:
     # An empty entry of PYTHONPATH would name the first folder.
     done = run_program(["-c", PROGRAM], tmp_path, PYTHONPATH=str(ROOT / "src"))
     assert done.stdout == "5 5 True\n"
+
+
+SPAWNING = """
+import concurrent.futures
+import multiprocessing
+
+import penstock
+
+
+class Scale:
+    def __call__(self, x):
+        return x * 2
+
+
+def read(url):
+    dataset = penstock.Dataset.range(3).map(Scale(), num_parallel_calls=2)
+    if url:
+        distribute = penstock.data.experimental.service.distribute
+        return [int(x) for x in dataset.apply(distribute("distributed_epoch", url))]
+    dataset = dataset.with_options(penstock.data.Options(executor="processes"))
+    return [int(x) for x in dataset], "calls run in processes" in dataset.explain()
+
+
+if __name__ == "__main__":
+    context = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(1, mp_context=context) as spawned:
+        print(*spawned.map(read, ["", "local://1"]))
+"""
+
+
+def test_a_spawned_process_sends_what_the_main_program_defines(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(SPAWNING)
+    done = run_program(["program.py"], tmp_path)
+    assert done.stdout == "([0, 2, 4], True) [0, 2, 4]\n", done.stderr

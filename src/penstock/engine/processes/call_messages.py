@@ -22,6 +22,7 @@ from penstock.element.ragged import Ragged
 from penstock.engine.processes.batch_memory import SentRows
 from penstock.engine.tracebacks import format_for_others
 from penstock.errors import OpError, UnknownError
+from penstock.plan.functions import load_cloudpickle
 
 
 class Define(NamedTuple):
@@ -109,10 +110,8 @@ class Unloadable(NamedTuple):
 
 def write_function(value: Any) -> int:
     """Writes anything that cloudpickle can pickle to a file without a name; returns it."""
-    import cloudpickle
-
     buffers: list[pickle.PickleBuffer] = []
-    data = cloudpickle.dumps(value, protocol=5, buffer_callback=buffers.append)
+    data = load_cloudpickle().dumps(value, protocol=5, buffer_callback=buffers.append)
     views = [buffer.raw() for buffer in buffers]
     index = pickle.dumps((len(data), [len(view) for view in views]))
     descriptor = os.memfd_create("penstock", os.MFD_CLOEXEC)
