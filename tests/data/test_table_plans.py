@@ -182,6 +182,11 @@ def test_fill_must_fit_the_column() -> None:
     )
     with pytest.raises(InvalidArgumentError, match=match):
         Dataset.from_arrow(struct, fill={"place": {"x": 0}})
+    lists = arrow(x=pa.array([[1], None]))
+    with pytest.raises(
+        InvalidArgumentError, match="fill has .. for column 'x' .*its items, such as 0, and a missing"
+    ):
+        Dataset.from_arrow(lists, fill={"x": []})
     with pytest.raises(InvalidArgumentError, match="fill has a value for 'y', but the columns"):
         Dataset.from_arrow(table, fill={"y": 0})
     with pytest.raises(InvalidArgumentError, match="fill=.'a'. fits no column; .* 'x': int64"):

@@ -435,6 +435,11 @@ def _fill_remedy(kind: Any) -> str:
             "one value fills all fields of a struct, so it must fit each of them; else write the "
             "fields as columns, or leave the struct out with columns=[...]"
         )
+    if is_list(kind) and (example := _example(kind)) is not None:
+        return (
+            f"give a value for its items, such as {example}, and a missing list becomes an empty "
+            "one; or leave the column out with columns=[...]"
+        )
     return "give a value that the column can hold, or leave the column out with columns=[...]"
 
 
