@@ -1,10 +1,13 @@
 """Groups: many elements are pulled at once, and the size of a window is found once."""
 
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 
 from penstock.data.dataset import Dataset
 from penstock.element.chunk import Chunk
+from penstock.element.spec import TensorSpec
 from penstock.engine import inlets
 from penstock.engine.streams.sources import AccessStream
 from tests.engine.driving import drained, model, opened
@@ -48,3 +51,16 @@ def test_the_size_of_a_window_is_found_once_for_each_window() -> None:
     assert dataset.element_spec == spec
     assert sorted(map(len, found)) == [2] * 6 + [3] * 4
     assert sorted(asked) == [0] * 6 + [1] * 4
+
+
+def test_a_generator_is_asked_only_for_the_elements_of_the_window() -> None:
+    made: list[int] = []
+
+    def count() -> Iterator[int]:
+        for number in range(100):
+            made.append(number)
+            yield number
+
+    numbers = Dataset.from_generator(count, output_signature=TensorSpec((), np.int64))
+    windows = numbers.group_by_window(lambda x: 0, lambda key, window: window.batch(4), 4)
+    assert list(next(iter(windows))) == [0, 1, 2, 3] == made
