@@ -184,7 +184,7 @@ def test_fill_must_fit_the_column() -> None:
         Dataset.from_arrow(struct, fill={"place": {"x": 0}})
     lists = arrow(x=pa.array([[1], None]))
     with pytest.raises(
-        InvalidArgumentError, match="fill has .. for column 'x' .*its items, such as 0, and a missing"
+        InvalidArgumentError, match="fill has .. for column 'x' .*its items, such as 0, and"
     ):
         Dataset.from_arrow(lists, fill={"x": []})
     with pytest.raises(InvalidArgumentError, match="fill has a value for 'y', but the columns"):
