@@ -47,6 +47,7 @@ def encode(node: Node, refer: Refer = refer_to_none) -> bytes:
     >>> decode(encode(plan)) == plan
     True
     """
+
     class Encoder(load_cloudpickle().Pickler):  # type: ignore[misc]
         def persistent_id(self, value: Any) -> ArrayReference | None:
             return refer(value) if isinstance(value, np.ndarray) and is_large(value) else None

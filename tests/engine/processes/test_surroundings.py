@@ -73,11 +73,42 @@ def test_calls_use_a_module_as_the_program_loaded_it_last(module: Path) -> None:
     assert call(answers.answer) == 3
 
 
+def test_calls_use_a_module_that_was_changed_in_place(module: Path) -> None:
+    answers = importlib.import_module(module.stem)
+    assert call(answers.answer) == 1
+    module.write_text("def answer():  # as %autoreload does it\n    return 2\n")
+    assert call(answers.answer) == 1, "edited, and not loaded again"
+    assert answers.answer() == 1
+    names: dict[str, Any] = {}
+    exec(module.read_text(), names)
+    answers.answer.__code__ = names["answer"].__code__
+    assert call(answers.answer) == 2
+
+
+def test_a_method_that_was_changed_in_place_is_a_change(module: Path) -> None:
+    module.write_text("class Answer:\n    def get(self): return 1\n")
+    answers = importlib.import_module(module.stem)
+    before = observe()
+    module.write_text("class Answer:\n    def get(self): return 22\n")
+    names: dict[str, Any] = {}
+    exec(module.read_text(), names)
+    answers.Answer.get.__code__ = names["Answer"].get.__code__
+    _, change = find_change(before, observe())
+    assert change is not None
+    assert change.reloaded == (module.stem,)
+
+
 def test_nothing_is_sent_if_nothing_changes(module: Path) -> None:
     before = observe()
-    assert find_change(before, observe()) is None
-    importlib.import_module(module.stem)
-    assert find_change(before, observe()) is None, "a process loads it when it needs it"
+    assert find_change(before, observe())[1] is None
+    answers = importlib.import_module(module.stem)
+    after, change = find_change(before, observe())
+    assert change is None, "a process loads it when it needs it"
+    answers.counter = 1
+    after, change = find_change(after, observe())
+    assert change is None, "the file is the same"
+    module.write_text("def answer(): return 5  # edited, and not loaded again\n")
+    assert find_change(after, observe())[1] is None
 
 
 def test_a_deleted_folder_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

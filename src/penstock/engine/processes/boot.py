@@ -23,7 +23,7 @@ _MAIN = {
 _NAMES_OF_PYTHON = {"__wrapped__", "__bases__", "__isabstractmethod__", "__set_name__"}
 """What Python looks for in a module, and does not use if it is missing."""
 
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 
 def load_lazily(name: str, folder: str) -> None:
@@ -51,7 +51,7 @@ def program(name: str) -> str:
 
 
 if __name__ in _MAIN:
-    load_lazily("penstock", _PACKAGE)
+    load_lazily("penstock", PACKAGE)
     server: ModuleType = importlib.import_module(_MAIN[__name__])
     importlib.import_module("cloudpickle")
     server.main(int(sys.argv[1]), int(sys.argv[2]))

@@ -255,10 +255,10 @@ class CallProcesses:
             return kept
 
     def _note_change(self) -> None:
-        now = surroundings.observe()
-        if (change := surroundings.find_change(self._surroundings, now)) is not None:
+        now = surroundings.observe(self._surroundings)
+        self._surroundings, change = surroundings.find_change(self._surroundings, now)
+        if change is not None:
             self._changes.append(change)
-        self._surroundings = now._replace(specs=self._surroundings.specs | now.specs)
 
     def submit(self, task: CallTask) -> bool:
         """Has a process do the task, as soon as one has room; returns False if it is closed."""

@@ -10,7 +10,12 @@ import contextlib
 import importlib
 import os
 import sys
+from collections.abc import Mapping
 from typing import Any, NamedTuple
+
+import numpy as np
+
+from penstock.engine.processes.boot import PACKAGE
 
 
 def _find_folder() -> str:
@@ -43,18 +48,58 @@ def _resolve(entry: str) -> tuple[str, ...]:
     return entry, os.path.join(_FIRST_FOLDER, entry)
 
 
+class _Module(NamedTuple):
+    """A module as the program has it, to see whether it was loaded again."""
+
+    spec: Any
+    """Its `__spec__`: `importlib.reload` makes another one."""
+    stamp: tuple[int, int] | None
+    """The time and the size of its file; None for a module of a library."""
+    parts: list[int]
+    """The ids of its values and codes: `%autoreload` changes functions in place."""
+
+    def is_older_than(self, now: _Module) -> bool:
+        changed_in_place = self.stamp != now.stamp and self.parts != now.parts
+        return self.spec is not now.spec or changed_in_place
+
+
+_FOLDERS = PACKAGE, os.path.dirname(os.__file__), os.path.dirname(np.__path__[0])
+_LIBRARIES = tuple(os.path.join(folder, "") for folder in _FOLDERS)
+"""The folders of penstock, Python and installed packages, which users do not edit."""
+
+
+def _describe(module: Any, known: _Module | None) -> _Module:
+    """The module now; `known` is returned if it is one of a library and was not loaded again."""
+    spec = getattr(module, "__dict__", {}).get("__spec__")
+    if known is not None and known.stamp is None and known.spec is spec:
+        return known
+    file = getattr(spec, "origin", None)
+    if isinstance(file, str) and not file.startswith(_LIBRARIES):
+        with contextlib.suppress(OSError):
+            found = os.stat(file)
+            return _Module(spec, (found.st_mtime_ns, found.st_size), _find_parts(vars(module)))
+    return _Module(spec, None, [])
+
+
+def _find_parts(names: Mapping[str, Any]) -> list[int]:
+    parts = []
+    for value in list(names.values()):
+        members = list(vars(value).values()) if isinstance(value, type) else [value]
+        parts += [id(getattr(member, "__code__", member)) for member in members]
+    return parts
+
+
 class Surroundings(NamedTuple):
     """What a program looks like from inside a function of the user."""
 
     folder: str
     variables: dict[str, str]
     search_path: list[str]
-    specs: dict[str, Any]
-    """The `__spec__` of each module; a module that is loaded again has another one."""
+    modules: dict[str, _Module]
 
 
 class Change(NamedTuple):
-    """How the surroundings differ from those that a process has; a variable may be None: deleted."""
+    """How surroundings differ from those before; the value of a deleted variable is None."""
 
     folder: str
     variables: dict[str, str | None]
@@ -62,33 +107,39 @@ class Change(NamedTuple):
     reloaded: tuple[str, ...]
 
 
-def observe() -> Surroundings:
-    """The present surroundings."""
-    modules = list(sys.modules.items())
-    specs = {name: getattr(module, "__dict__", {}).get("__spec__") for name, module in modules}
-    return Surroundings(_find_folder(), dict(os.environ), find_search_path(), specs)
+def observe(before: Surroundings | None = None) -> Surroundings:
+    """The present surroundings; those before make it faster."""
+    known = {} if before is None else before.modules
+    loaded = list(sys.modules.items())
+    modules = {name: _describe(module, known.get(name)) for name, module in loaded}
+    return Surroundings(_find_folder(), dict(os.environ), find_search_path(), modules)
 
 
-def find_change(before: Surroundings, now: Surroundings) -> Change | None:
-    """What is different now; None if nothing is.
+def find_change(before: Surroundings, now: Surroundings) -> tuple[Surroundings, Change | None]:
+    """What to compare with the next time, and what has changed, if anything has.
 
-    Modules that were not loaded before are no difference: a process loads them when it needs them.
+    Modules that were not loaded before are no change: a process loads them when it needs them.
+    Neither is a file that was edited and not loaded again.
     """
-    known = before.specs
-    reloaded = tuple(
-        name
-        for name, spec in now.specs.items()
-        if known.get(name, spec) is not spec and name not in _MAIN
-    )
+    reloaded, modules = [], before.modules | now.modules
+    for name, new in now.modules.items():
+        old = before.modules.get(name, new)
+        if old is new:
+            continue
+        if old.is_older_than(new) and name not in _MAIN:
+            reloaded.append(name)
+        elif old.stamp != new.stamp:
+            modules[name] = old
+    latest = now._replace(modules=modules)
     if not reloaded and before[:3] == now[:3]:
-        return None
+        return latest, None
     names = before.variables.keys() | now.variables.keys()
     variables = {
         name: now.variables.get(name)
         for name in names
         if before.variables.get(name) != now.variables.get(name)
     }
-    return Change(now.folder, variables, now.search_path, reloaded)
+    return latest, Change(now.folder, variables, now.search_path, tuple(reloaded))
 
 
 def follow(change: Change) -> None:
