@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -145,3 +146,10 @@ def test_a_profile_prints_as_a_table():
     assert lines[1].split() == ["batch", "10", "0.0", "0.500", "0.400"]
     assert lines[2].startswith("  map")
     assert lines[3].startswith("bottleneck: batch: 56% of the work")
+
+
+def test_a_notebook_shows_the_table():
+    printed = []
+    profile = Profile((row("batch", 0.5, 0.4),), 1.0)
+    profile._repr_pretty_(SimpleNamespace(text=printed.append), cycle=False)
+    assert printed == [str(profile)]

@@ -157,6 +157,10 @@ class Profile:
             )
         return "\n".join([*lines, *self._notes(), f"bottleneck: {self.bottleneck}"])
 
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """IPython calls this for a profile that is the result of a notebook's cell."""
+        printer.text(str(self))
+
     def _notes(self) -> Iterator[str]:
         for row in self.operators:
             if row.note:
