@@ -12,11 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from penstock.element import columns, nest
+from penstock.element import columns, nest, strings
 from penstock.element.columns import Array, Column
 from penstock.element.dtypes import is_number
 from penstock.element.nest import Tree
 from penstock.element.spec import TypeSpec, relax_all
+from penstock.element.strings import bytes_of
 from penstock.element.values import BareText, as_value, narrow, spec_of_leaf
 from penstock.errors import InvalidArgumentError, OpError
 
@@ -163,6 +164,8 @@ def _build(values: Sequence[Any]) -> tuple[Tree, list[Column]] | None:
         column = narrow(np.array(values))
         # If an int does not fit into int32, the elements do not have one dtype.
         return (nest.LEAF, [column]) if column.dtype not in (np.int64, object) else None
+    if kind is str:
+        return nest.LEAF, [strings.make_column(list(map(bytes_of, values)))]
     if kind is bytes or (issubclass(kind, np.generic) and is_number(values[0].dtype)):
         return nest.LEAF, [columns.make_alike(list(values))]
     return None
