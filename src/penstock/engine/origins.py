@@ -22,7 +22,6 @@ from penstock.engine.access import Epoch, access, leaf, pair
 from penstock.engine.context import Context, OpenPlan, OriginSearch
 from penstock.engine.contract import State, Stream, copy_state
 from penstock.engine.formats import open_reader
-from penstock.engine.formats.csv import Row
 from penstock.engine.formats.records import RecordReader
 from penstock.engine.inlets import Place, discard
 from penstock.engine.positions import first_number, states_of
@@ -363,11 +362,12 @@ class OpenedFile(NamedTuple):
 
 
 class _FoundRecord(NamedTuple):
-    """A record, the bytes between which it lies, and its number in the file, if it is known."""
+    """The bytes between which a record lies, and its number in the file, if it is known."""
 
-    record: Any
     begin: int
     end: int
+    place: str
+    """In words; empty if the number says it well enough."""
     number: int | None = None
 
 
@@ -399,8 +399,8 @@ def _opener(file: OpenedFile, whole: bool = False) -> _Open:
 
 
 def _describe_place(file: OpenedFile, found: _FoundRecord) -> str:
-    if isinstance(found.record, Row):
-        return found.record.place
+    if found.place:
+        return found.place
     if found.number is None:
         return f"the record at byte {found.begin}"
     if file.format == "text":
@@ -415,8 +415,8 @@ def _find_by_index(open_file: _Open, position: int, index: int) -> _FoundRecord 
             if not records:
                 return None
             index -= len(records)
-        begin, records = reader.position, _read(reader, 1)
-        return _FoundRecord(records[0], begin, reader.position) if records else None
+        begin, place = reader.position, reader.next_place
+        return _FoundRecord(begin, reader.position, place) if _read(reader, 1) else None
 
 
 def _find_by_end(open_file: _Open, end: int) -> _FoundRecord | None:
@@ -435,11 +435,11 @@ def _find_by_end(open_file: _Open, end: int) -> _FoundRecord | None:
 def _find_near(open_file: _Open, position: int, end: int, count: int) -> _FoundRecord | None:
     """The record that ends at a byte soon after a position, before which `count` records lie."""
     with closing(open_file(position)) as reader:
-        begin = reader.position
-        while records := _read(reader, 1):
+        begin, place = reader.position, reader.next_place
+        while _read(reader, 1):
             if reader.position == end:
-                return _FoundRecord(records[0], begin, end, count)
-            count, begin = count + 1, reader.position
+                return _FoundRecord(begin, end, place, count)
+            count, begin, place = count + 1, reader.position, reader.next_place
     return None
 
 

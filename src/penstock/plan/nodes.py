@@ -544,10 +544,10 @@ class Records(Node):
     traits = Trait.ELEMENTWISE | Trait.READS_FILES
 
     def spec_from(self, *inputs: Any) -> Any:
-        """A string; for a row of CSV, the strings of its fields; for JSON and tar, a dict."""
-        if self.format in ("json_lines", "tar"):
+        """A string; for CSV, the columns of a row; for JSON and tar, a dict."""
+        if self.format in ("csv", "json_lines", "tar"):
             return dict(self.options)["spec"]
-        return TensorSpec((None,) if self.format == "csv" else (), string_dtype)
+        return TensorSpec((), string_dtype)
 
     cardinality = UNKNOWN
     reason = "the number of records in a file is not known before it is read"

@@ -1,5 +1,6 @@
 """CSV: the grammar, row by row, and the rules from a row to an element."""
 
+import re
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.data.experimental import CsvDataset
-from penstock.engine.formats.csv import CsvReader, Field, convert_row
+from penstock.element.dtypes import as_dtype
+from penstock.engine.formats.csv import CsvReader, Field, RowConverter, convert_row
 from penstock.errors import InvalidArgumentError
+from tests.effort import examples
 
 INT, LONG, FLOAT, DOUBLE = (np.dtype(n) for n in ("int32", "int64", "float32", "float64"))
 STRING = np.dtype(object)
@@ -152,7 +155,8 @@ def test_a_header_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
 def test_after_a_start_in_the_middle_a_row_is_named_by_its_byte(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b'1,2\n3,4\n5"6\n')
     with closing(CsvReader(tmp_path / "file", position=4)) as reader:
-        assert [row.place for row in reader.read(1)] == ["the row at byte 4"]
+        assert reader.next_place == "the row at byte 4"
+        reader.read(1)
         with pytest.raises(InvalidArgumentError, match="in the row at byte 8, a quote inside"):
             reader.read(9)
 
@@ -160,8 +164,8 @@ def test_after_a_start_in_the_middle_a_row_is_named_by_its_byte(tmp_path: Path) 
 def test_rows_know_their_lines(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b'h,h\n1,2\n"a\r\nb",4\r\n5,6\n')
     with closing(CsvReader(tmp_path / "file", header=True)) as reader:
-        places = [row.place for row in reader.read(9)]
-    assert places == ["line 2 (byte 4)", "line 3 (byte 8)", "line 5 (byte 18)"]
+        places = [reader.next_place for _ in iter(lambda: reader.read(1), [])]
+    assert places == ["line 3 (byte 8)", "line 5 (byte 18)", "line 6 (byte 22)"]
 
 
 def test_an_empty_file_has_no_header(tmp_path: Path) -> None:
@@ -279,6 +283,89 @@ def test_not_a_number() -> None:
 def test_types_that_a_column_cannot_have() -> None:
     with pytest.raises(InvalidArgumentError, match="field 0 cannot be complex64; use an integer"):
         convert(["1"], [Field(np.dtype("complex64"), 0)])
+
+
+NUMBERS = ["1", "-2", " 3 ", "2.5", "1e3", "1E50", ".5", "5.", "+4", "9" * 19]
+BIG = ["2147483648", "-2147483649", "9" * 20]
+ODD = ["", "NA", "nan", "-Inf", "infinity", "1_0", "\t7", "\x1c8", "٣", "x", "1 2", "e5", "+", *BIG]
+KINDS = ["int32", "int64", "float32", "float64", "string"]
+TEXTS = [NUMBERS[:3], NUMBERS, NUMBERS + ODD, *([*NUMBERS[:3], odd] for odd in ODD)]
+
+
+@st.composite
+def tables(draw: st.DrawFn) -> tuple[list[str], list[list[str]]]:
+    """Types of columns, and rows that mostly have them."""
+    kinds = draw(st.lists(st.sampled_from(KINDS), min_size=1, max_size=3))
+    texts = st.sampled_from(draw(st.sampled_from(TEXTS)))
+    rows = st.lists(texts, min_size=len(kinds), max_size=len(kinds))
+    uneven = st.lists(texts, min_size=1, max_size=4)
+    return kinds, draw(st.lists(draw(st.sampled_from([rows, rows, rows | uneven])), min_size=1))
+
+
+@given(
+    table=tables(),
+    required=st.booleans(),
+    select=st.none() | st.sets(st.integers(0, 2), min_size=1).map(sorted),
+    na_value=st.sampled_from(["", "NA"]),
+)
+@examples(200)
+def test_columns_are_converted_as_row_by_row(
+    table: tuple[list[str], list[list[str]]],
+    required: bool,
+    select: list[int] | None,
+    na_value: str,
+) -> None:
+    kinds, rows = table
+    fields = [(as_dtype(name), b"d" if name == "string" else 7, required) for name in kinds]
+    select = None if select is None or len(select) != len(kinds) else select
+    rules = [Field(dtype.dtype, default, required) for dtype, default, required in fields]
+    expected: list[Any] = []
+    problem = ""
+    for row in rows:
+        try:
+            expected.append(convert(row, rules, na_value=na_value, select_cols=select))
+        except InvalidArgumentError as error:
+            problem = error.message
+            break
+    columns = RowConverter(fields, na_value, select)
+    encoded = [[text.encode() for text in row] for row in rows]
+    if not expected:
+        with pytest.raises(InvalidArgumentError, match=f"^{re.escape(problem)}$"):
+            columns.convert(encoded, "CsvDataset: 'a.csv'")
+        return
+    found = columns.convert(encoded, "").elements()
+    assert repr(found) == repr(expected)
+
+
+def test_excluded_columns_are_counted_in_each_row() -> None:
+    columns = RowConverter([(as_dtype("int32"), 0, False)], exclude=(1,))
+    assert columns.convert([[b"1", b"x"], [b"2"], [b"3", b"y"]], "").elements() == [
+        (1,),
+        (2,),
+        (3,),
+    ]
+
+
+@pytest.mark.parametrize("limit", [1, 3, 1000])
+def test_bad_rows_cost_only_themselves(tmp_path: Path, limit: int) -> None:
+    texts = ["x,1" if number % 7 == 3 else f"{number},1" for number in range(300)]
+    (tmp_path / "file").write_text("\n".join(texts))
+    dtypes = ((as_dtype("int32"), None, True), (as_dtype("int32"), None, True))
+    reader = CsvReader(tmp_path / "file", columns=(dtypes,))
+    found: list[int] = []
+    while not reader.has_ended:
+        try:
+            read: Any = reader.read(limit)
+            found += [] if not read else read.chunk.columns[0].tolist()
+        except InvalidArgumentError as error:
+            found.append(-int(error.message.split("line ")[1].split()[0]))
+    assert found == [-number - 1 if number % 7 == 3 else number for number in range(300)]
+
+
+def test_a_row_of_several_lines_that_is_no_element_is_left_out_whole(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text('1,"a\nb"\nx,"c\nd"\n2,e\n')
+    rows = CsvDataset(str(tmp_path / "file"), [np.int32, b""], on_error="skip")
+    assert list(rows) == [(1, b"a\nb"), (2, b"e")]
 
 
 def test_the_name_of_a_dtype_as_a_default_causes_a_warning(tmp_path, caplog):

@@ -22,16 +22,13 @@ from penstock.data.skipping import BadFiles
 from penstock.element.dtypes import DType, as_dtype
 from penstock.element.spec import TensorSpec
 from penstock.engine.formats import files, open_reader
-from penstock.engine.formats.csv import ENCODING, Field, check_delimiter, convert_row
+from penstock.engine.formats.csv import ENCODING, check_delimiter
 from penstock.engine.formats.files import check_compression
 from penstock.engine.formats.inflate import name_packing
 from penstock.errors import InvalidArgumentError, UnfitTypeError
-from penstock.plan.functions import Function
-from penstock.plan.nodes import Map
 
 _LOG = logging.getLogger("penstock")
 
-_HEADER = "if the first line has the names of the columns, pass header=True"
 _KINDS = ("int32", "int64", "float32", "float64", "string")
 
 
@@ -95,16 +92,15 @@ class CsvDataset(Dataset):
         fields = tuple(field_of(where, default) for default in record_defaults)
         selected = _columns(where, "select_cols", select_cols)
         _check_count(where, fields, selected)
-        convert = functools.partial(
-            row_of,
+        columns = (
             fields,
             check.text(where, "na_value", na_value),
             selected,
             _columns(where, "exclude_cols", exclude_cols),
         )
-        spec = tuple(TensorSpec((), field.dtype) for field in fields)
-        rows = plan_records(where, "csv", filenames=filenames, options=options)
-        super().__init__(bad.skip_in(Map(rows, Function(convert), signature=spec)))
+        spec = tuple(TensorSpec((), dtype) for dtype, *_ in fields)
+        options += (("columns", columns), ("spec", spec))
+        super().__init__(bad.skip_in(plan_records(where, "csv", filenames, options)))
 
 
 @functools.cache
@@ -119,7 +115,11 @@ def _warn_of_dtype_name(where: str, default: str) -> None:
     )
 
 
-def field_of(where: str, default: Any) -> Field:
+_Field = tuple[DType, object, bool]
+"""A column: its dtype, the value of an empty field, and whether no field may be empty."""
+
+
+def field_of(where: str, default: Any) -> _Field:
     """A column, from its dtype (it is required) or its default value."""
     if isinstance(default, DType | np.dtype | type):
         kind, value, required = check.dtype(where, "record_defaults", default), None, True
@@ -137,10 +137,10 @@ def field_of(where: str, default: Any) -> Field:
         raise UnfitTypeError(
             f"{where}: record_defaults must be one of {', '.join(_KINDS)}, got {kind.name}"
         )
-    return Field(kind.dtype, value, required)
+    return kind, value, required
 
 
-def _check_count(where: str, fields: tuple[Field, ...], selected: tuple[int, ...] | None) -> None:
+def _check_count(where: str, fields: tuple[_Field, ...], selected: tuple[int, ...] | None) -> None:
     if not fields or (selected is not None and len(selected) != len(fields)):
         wanted = "one or more" if selected is None else f"the {len(selected)} selected"
         raise InvalidArgumentError(
@@ -155,26 +155,6 @@ def _columns(where: str, name: str, columns: Sequence[int] | None) -> tuple[int,
     if any(b <= a for a, b in pairwise(numbers)):
         raise InvalidArgumentError(f"{where}: {name} must rise, got {list(numbers)}")
     return numbers
-
-
-def row_of(
-    fields: tuple[Field, ...],
-    na_value: str,
-    select: tuple[int, ...] | None,
-    exclude: tuple[int, ...] | None,
-    row: Sequence[bytes],
-) -> tuple[Any, ...]:
-    """The element of one row; its first field is the place of the row."""
-    place, *texts = [field.decode(*ENCODING) for field in row]
-    if exclude is not None:
-        select = tuple(i for i in range(len(texts)) if i not in exclude)
-    where = f"CsvDataset: {place}"
-    try:
-        return convert_row(texts, fields, na_value=na_value, select_cols=select, where=where)
-    except InvalidArgumentError as error:
-        if place.rstrip(")").endswith("byte 0"):
-            raise InvalidArgumentError(f"{error}; {_HEADER}") from None
-        raise
 
 
 def make_csv_dataset(

@@ -17,26 +17,27 @@ from typing import Any
 
 import numpy as np
 
+from penstock.element import nest, strings
+from penstock.element.chunk import Chunk
+from penstock.element.columns import Array, Column
 from penstock.engine.formats.files import Path
-from penstock.engine.formats.records import RecordReader
+from penstock.engine.formats.records import ParsedRecords, RecordReader
 from penstock.errors import InvalidArgumentError
 
 ENCODING = ("utf-8", "surrogateescape")
 
-_BYTE_ORDER_MARK = "\ufeff"
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 """Spreadsheets begin UTF-8 files with it."""
 
+_ALL, _LEAST_AHEAD = 1 << 30, 16
 
-class Row(list[str]):
-    """The fields of a row, and where in the file it begins, as text."""
-
-    def __init__(self, fields: list[str], place: str) -> None:
-        super().__init__(fields)
-        self.place = place
+_HEADER = "; if the first line has the names of the columns, pass header=True"
 
 
-class CsvReader(RecordReader[Row]):
-    """Rows as lists of text; `position` is the byte after the last row, 0 before the header.
+class CsvReader(RecordReader[Any]):
+    """Rows as elements, or as lists of text if no `columns` are given.
+
+    `position` is the byte after the last row, 0 before the header.
 
     Python's csv module is not used: it reads stray quotes as text, limits the length of a field for
     the whole process, and does not say where a row ends.
@@ -53,42 +54,60 @@ class CsvReader(RecordReader[Row]):
         field_delim: str = ",",
         use_quote_delim: bool = True,
         header: bool = False,
+        columns: tuple[Any, ...] | None = None,
+        spec: Any = None,
         position: int = 0,
     ) -> None:
         check_delimiter(self.call, field_delim)
         super().__init__(path, compression, buffer_size, position)
-        self._delimiter, self._quotes = field_delim, use_quote_delim
-        self._field = _field_pattern(field_delim)
+        self._delimiter, self._quotes = field_delim.encode(), use_quote_delim
+        self._field, self._open_field = _field_patterns(self._delimiter)
+        self._columns = None if columns is None else RowConverter(*columns)
+        self._ahead = _ALL
+        """How many rows are converted at once: few behind a bad row, where others may be bad."""
         self._lines: list[bytes] = []
         self._given = 0
+        self._has_quotes = False
+        """Whether a field in `_lines` may be quoted."""
         self._line = None if position else 1
         """The number of the line at `position`; None after a start in the middle of the file."""
         self._skip_header = header and not position
 
-    def _cut(self, limit: int) -> list[Row]:
-        rows: list[Row] = []
-        while len(rows) < limit:
-            try:
-                if self._skip_header and self._cut_header():
-                    break
-                row = self._next_row()
-            except InvalidArgumentError:
-                if not rows:
-                    self._skip_line()
-                    raise
-                break
-            if row is None:
-                break
-            rows.append(row)
-        return rows
+    def _cut(self, limit: int) -> list[Any]:
+        try:
+            if self._skip_header and self._cut_header():
+                return []
+            rows, ends = self._find_rows(min(limit, self._ahead))
+        except InvalidArgumentError:
+            self._skip_line()
+            raise
+        if not rows:
+            return []
+        if self._columns is None:
+            self._move(ends[-1])
+            return [[field.decode(*ENCODING) for field in row] for row in rows]
+        try:
+            chunk = self._columns.convert(rows, f"{self.call}: {self.path!r}, {self.next_place}")
+        except InvalidArgumentError as error:
+            hint = "" if self.position else _HEADER
+            self._move(ends[0])
+            self._continues, self._ahead = True, _LEAST_AHEAD
+            raise InvalidArgumentError(f"{error.message}{hint}") from None
+        count = len(chunk)
+        self._ahead = min(4 * self._ahead, _ALL) if count == len(rows) else count + _LEAST_AHEAD
+        self._move(ends[count - 1])
+        return ParsedRecords(rows[:count], chunk)
 
     def _cut_header(self) -> bool:
         """Leaves the header out; True if it is not complete in the buffer."""
-        self._skip_header = self._next_row() is None
-        if self._skip_header and not self._more:
+        rows, ends = self._find_rows(1)
+        if rows:
+            self._move(ends[0])
+        elif not self._more:
             raise InvalidArgumentError(
                 f"{self.call}: {self.path!r} is empty and has no header; pass header=False"
             )
+        self._skip_header = not rows
         return self._skip_header
 
     def _skip_line(self) -> None:
@@ -104,46 +123,79 @@ class CsvReader(RecordReader[Row]):
         self.position += sum(map(len, self._lines[self._given : end]))
         self._given = end
 
-    def _place(self) -> str:
+    @property
+    def next_place(self) -> str:
         if self._line is None:
             return f"the row at byte {self.position}"
         return f"line {self._line} (byte {self.position})"
 
-    def _next_row(self) -> Row | None:
-        """Takes one row, or None if no complete one is in the buffer."""
+    def _find_rows(self, limit: int) -> tuple[list[list[bytes]], Sequence[int]]:
+        """The fields of the next complete rows in the buffer, and the line behind each row.
+
+        A row that breaks the grammar is an error if it is the first.
+        """
         if self._given == len(self._lines):
             self._split()
-        for end in range(self._given + 1, len(self._lines) + 1):
-            # Within a quoted field, a line with an even number of quotes cannot be the last.
-            if end > self._given + 1 and self._lines[end - 1].count(b'"') % 2 == 0:
-                continue
-            raw = b"".join(self._lines[self._given : end])
-            text = raw.decode(*ENCODING).rstrip("\r\n")
-            if not self.position:
-                text = text.removeprefix(_BYTE_ORDER_MARK)
-            if (fields := self._fields(text)) is not None:
-                row = Row(fields, self._place())
-                self._move(end)
-                return row
-        self._rejoin()
-        return None
+        if not self._has_quotes:
+            return self._find_plain_rows(limit)
+        rows: list[list[bytes]] = []
+        ends = [self._given]
+        while ends[-1] < len(self._lines) and len(rows) < limit:
+            try:
+                row, end = self._find_row(ends[-1])
+            except InvalidArgumentError:
+                if not rows:
+                    raise
+                break
+            if row is None:
+                break
+            rows.append(row)
+            ends.append(end)
+        if not rows:
+            self._rejoin()
+        return rows, ends[1:]
 
-    def _fields(self, row: str) -> list[str] | None:
+    def _find_plain_rows(self, limit: int) -> tuple[list[list[bytes]], Sequence[int]]:
+        """The same, if no field is quoted: every line is a row."""
+        lines = self._lines[self._given : self._given + limit]
+        if lines and not self.position:
+            lines[0] = lines[0].removeprefix(_BYTE_ORDER_MARK)
+        rows = [line.rstrip(b"\r\n").split(self._delimiter) for line in lines]
+        return rows, range(self._given + 1, self._given + len(lines) + 1)
+
+    def _find_row(self, start: int) -> tuple[list[bytes] | None, int]:
+        """The fields of the row that begins with a line, and the line behind it.
+
+        None if the row is not complete in the buffer.
+        """
+        for end in range(start + 1, len(self._lines) + 1):
+            # Within a quoted field, a line with an even number of quotes cannot be the last.
+            if end > start + 1 and self._lines[end - 1].count(b'"') % 2 == 0:
+                continue
+            text = b"".join(self._lines[start:end]).rstrip(b"\r\n")
+            if not self.position and start == self._given:
+                text = text.removeprefix(_BYTE_ORDER_MARK)
+            if (row := self._cut_fields(text)) is not None:
+                return row, end
+        return None, start
+
+    def _cut_fields(self, row: bytes) -> list[bytes] | None:
         """The fields of a row, or None if the row continues in the next line."""
-        if not self._quotes or '"' not in row:
+        if b'"' not in row:
             return row.split(self._delimiter)
-        fields, at, row = [], 0, row + self._delimiter
-        while at < len(row):
-            match = self._field.match(row, at)
-            if match is None:
-                raise self._grammar_error(
-                    "a quote inside a field that is not quoted, or not doubled"
-                )
-            if match.lastgroup == "open":
-                return None
-            fields.append(match["plain"] or (match["quoted"] or "").replace('""', '"'))
+        row += self._delimiter
+        fields = self._field.findall(row)
+        if self._delimiter.join([*fields, b""]) == row:
+            return [
+                field[1:-1].replace(b'""', b'"') if field.startswith(b'"') else field
+                for field in fields
+            ]
+        at = 0
+        while (match := self._field.match(row, at)) is not None:
             at = match.end()
-        return fields
+        if self._open_field.match(row, at):
+            return None
+        raise self._grammar_error("a quote inside a field that is not quoted, or not doubled")
 
     def _split(self) -> None:
         """Cuts all complete lines off the buffer; the last byte may be half a line end."""
@@ -152,6 +204,7 @@ class CsvReader(RecordReader[Row]):
             whole = self._buffer.rfind(b"\n") + 1 or self._buffer.rfind(b"\r", 0, -1) + 1
         block, self._buffer = self._buffer[:whole], self._buffer[whole:]
         self._lines, self._given = block.splitlines(keepends=True), 0
+        self._has_quotes = self._quotes and b'"' in block
 
     def _rejoin(self) -> None:
         """Puts a row that is not complete back into the buffer, to wait for the rest of it."""
@@ -162,7 +215,7 @@ class CsvReader(RecordReader[Row]):
 
     def _grammar_error(self, problem: str) -> InvalidArgumentError:
         return InvalidArgumentError(
-            f"{self.call}: {self.path!r} has, in {self._place()}, {problem}; "
+            f"{self.call}: {self.path!r} has, in {self.next_place}, {problem}; "
             'write quotes as "" in a quoted field, or pass use_quote_delim=False'
         )
 
@@ -176,13 +229,13 @@ def check_delimiter(call: str, delimiter: str) -> None:
         )
 
 
-def _field_pattern(delimiter: str) -> re.Pattern[str]:
-    """One field and the delimiter behind it; `open` is a quoted field without its end."""
-    quoted = r'[^"]*+(?:""[^"]*+)*+'
-    delimiter = re.escape(delimiter)
-    return re.compile(
-        rf'(?:"(?P<quoted>{quoted})"|(?P<plain>[^"{delimiter}]*+)){delimiter}|(?P<open>"{quoted}\Z)'
-    )
+def _field_patterns(delimiter: bytes) -> tuple[re.Pattern[bytes], re.Pattern[bytes]]:
+    """A field before a delimiter, as its only group; and a quoted field without its end."""
+    quoted = rb'[^"]*+(?:""[^"]*+)*+'
+    end = re.escape(delimiter)
+    plain = rb'[^"%b]*+' % end if len(delimiter) == 1 else rb'(?:(?!%b)[^"])*+' % end
+    field = rb'("%b"|%b)%b' % (quoted, plain, end)
+    return re.compile(field, re.DOTALL), re.compile(rb'"%b\Z' % quoted)
 
 
 @dataclass(frozen=True)
@@ -192,6 +245,102 @@ class Field:
     dtype: np.dtype[Any]
     default: object | None = None
     required: bool = False
+
+
+class RowConverter:
+    """Converts rows to elements, column by column.
+
+    `fields` has a dtype, a default and whether the field is required for each column; the others
+    are the arguments of `CsvDataset`.
+    """
+
+    def __init__(
+        self,
+        fields: Sequence[tuple[Any, ...]],
+        na_value: str = "",
+        select: Sequence[int] | None = None,
+        exclude: Sequence[int] | None = None,
+    ) -> None:
+        self._fields = [
+            Field(dtype.dtype, default, required) for dtype, default, required in fields
+        ]
+        self._na_value, self._missing = na_value, {b"", na_value.encode(*ENCODING)}
+        self._select, self._exclude = select, exclude
+        self._tree = nest.tuple_of(len(fields))
+
+    def convert(self, rows: list[list[bytes]], where: str) -> Chunk:
+        """The elements of rows up to the first that is none.
+
+        Raises InvalidArgumentError if that is the first row; `where` names it.
+        """
+        try:
+            columns = list(zip(*rows, strict=True))
+            chosen = [columns[number] for number in self._choose(len(columns))]
+            pairs = zip(chosen, self._fields, strict=True)
+            made: list[Column] = [self._convert_column(*pair) for pair in pairs]
+        except (ValueError, OverflowError, IndexError):
+            return self._convert_each(rows, where)  # One is wrong, or has an unusual number.
+        return Chunk(self._tree, made, len(rows))
+
+    def _choose(self, count: int) -> Sequence[int]:
+        """Which of so many fields are read."""
+        if self._exclude is not None:
+            return [number for number in range(count) if number not in self._exclude]
+        return self._select or range(count)
+
+    def _convert_column(self, texts: Sequence[bytes], field: Field) -> Array:
+        """Raises ValueError, or OverflowError, for what `convert_row` may convert or refuse."""
+        missing = None
+        if not self._missing.isdisjoint(texts):
+            if field.required:
+                raise ValueError("a required field is missing")
+            missing = [text in self._missing for text in texts]
+        if field.dtype.kind not in "iuf":
+            return _make_strings(texts, field, missing)
+        if missing is not None:
+            texts = [b"0" if gone else text for text, gone in zip(texts, missing, strict=True)]
+        made = _make_numbers(texts, field.dtype)
+        if missing is not None:
+            made[missing] = field.dtype.type(field.default)
+        return made
+
+    def _convert_each(self, rows: list[list[bytes]], where: str) -> Chunk:
+        values: list[Any] = []
+        for row in rows:
+            texts = [field.decode(*ENCODING) for field in row]
+            select = self._select if self._exclude is None else self._choose(len(row))
+            try:
+                element = convert_row(
+                    texts, self._fields, na_value=self._na_value, select_cols=select, where=where
+                )
+            except InvalidArgumentError:
+                if not values:
+                    raise
+                break
+            values.append(element)
+        return Chunk.of(values)
+
+
+def _make_strings(texts: Sequence[bytes], field: Field, missing: list[bool] | None) -> Array:
+    made = strings.make_column(list(texts))
+    if missing is not None:
+        default = field.default
+        made[missing] = default if isinstance(default, bytes) else _string(str(default))
+    return made
+
+
+def _make_numbers(texts: Sequence[bytes], dtype: np.dtype[Any]) -> Array:
+    """The numbers that fields hold; ValueError or OverflowError if one is wrong or unusual."""
+    if _UNUSUAL.search(b"".join(texts)):
+        raise ValueError("a field has a character that usual numbers have not")
+    if dtype.kind == "f":
+        with np.errstate(over="ignore"):  # Too large becomes infinite, as in TensorFlow.
+            return np.array(list(map(float, texts))).astype(dtype)
+    wide = np.array(list(map(int, texts)), np.int64)
+    least, most = _bounds(dtype)
+    if wide.min() < least or wide.max() > most:
+        raise OverflowError("an integer does not fit")
+    return wide.astype(dtype)
 
 
 def convert_row(
@@ -268,6 +417,8 @@ _FLOAT = re.compile(
     re.ASCII | re.IGNORECASE,
 )
 _FITS_EVERY_FLOAT = 65504.0
+_UNUSUAL = re.compile(rb"[^0-9.+\- eEinfatyINFATY]")
+"""In fields without such characters, int() and float() take just what these patterns take."""
 _CONVERTERS: dict[str, Callable[[str, np.dtype[Any]], Any]] = {
     "i": _integer,
     "u": _integer,

@@ -90,6 +90,11 @@ class RecordReader(ABC, Generic[Record]):
         """How a file is compressed, by the end of its name; empty if it is not."""
         return next((packing for end, packing in cls.packings.items() if path.endswith(end)), "")
 
+    @property
+    def next_place(self) -> str:
+        """Where the next record begins, in words; empty if its number says that well enough."""
+        return ""
+
     @abstractmethod
     def _cut(self, limit: int) -> list[Record]:
         """Up to `limit` records that lie complete in the buffer; moves `position` behind them.

@@ -16,7 +16,6 @@ from penstock.engine.call_watch import watch_steps
 from penstock.engine.contract import State, Stream
 from penstock.engine.fitting import converter
 from penstock.engine.formats import open_reader, saved
-from penstock.engine.formats.csv import ENCODING, Row
 from penstock.engine.formats.records import ParsedRecords, Part, RecordReader
 from penstock.engine.formats.tfrecord import TFRecordReader
 from penstock.engine.inlets import BUDGET, Inlet
@@ -279,14 +278,7 @@ class RecordsStream(Stream):
     def _chunk(self, records: list[Any]) -> Chunk:
         if isinstance(records, ParsedRecords):
             return records.chunk
-        if not isinstance(records[0], Row):
-            return leaf(strings.make_column(records))
-        path = repr(_text(self._file.elements()[0]))
-        # The first field is for error messages.
-        rows = [(f"{path}, {row.place}", *row) for row in records]
-        return Chunk.of(
-            [strings.make_column([field.encode(*ENCODING) for field in row]) for row in rows]
-        )
+        return leaf(strings.make_column(records))
 
     def _close_ended(self) -> None:
         """After an error: closes the file reader, unless it continues behind the damaged record."""
