@@ -1,12 +1,18 @@
 from collections import namedtuple
+from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from penstock.element import chunk as chunk_module
+from penstock.element import columns
 from penstock.element.chunk import Chunk, describe, describe_spec
 from penstock.element.ragged import Ragged
 from penstock.element.spec import NoneTensorSpec, TensorSpec
 from penstock.errors import InvalidArgumentError
+from tests.effort import examples
 
 Point = namedtuple("Point", "x y")
 
@@ -92,6 +98,55 @@ def test_a_value_that_cannot_be_an_element_is_named_with_its_number():
 def test_ints_of_different_sizes_are_different_dtypes():
     with pytest.raises(InvalidArgumentError, match="int32 for element 0 but int64 for element 1"):
         Chunk.of([1, 1 << 40])
+
+
+LEAVES = {
+    "bool": st.booleans(),
+    "int": st.integers(-3, 3) | st.sampled_from([2**31 - 1, 2**31, -(2**31) - 1, 2**62, 2**63]),
+    "float": st.floats(width=32, allow_nan=False),
+    "str": st.text(max_size=3, alphabet="aé\0"),
+    "bytes": st.binary(max_size=3),
+    "int64": st.integers(-3, 3).map(np.int64),
+    "array": st.lists(st.integers(0, 9), max_size=3).map(np.int32),
+    "list of int": st.lists(st.integers(-3, 3) | st.just(2**40), min_size=1, max_size=3),
+    "list of float": st.lists(st.floats(-3, 3), min_size=1, max_size=3),
+    "list of bool": st.lists(st.booleans(), max_size=2),
+    "list of numbers": st.lists(st.integers(-3, 3) | st.floats(-3, 3), min_size=1, max_size=2),
+    "list of str": st.lists(st.text(max_size=2), min_size=1, max_size=2),
+    "list of lists": st.lists(st.lists(st.integers(0, 3), min_size=2, max_size=2), min_size=1),
+}
+
+
+@st.composite
+def like_elements(draw: st.DrawFn) -> list[Any]:
+    """Elements whose leaves are mostly of the same kinds."""
+    kinds = draw(st.lists(st.sampled_from(sorted(LEAVES)), min_size=1, max_size=2))
+    one = st.tuples(*(LEAVES[kind] for kind in kinds))
+    form: Any = draw(st.sampled_from([lambda x: x, lambda x: x[0], lambda x: {"a": x, "b": x[0]}]))
+    return draw(st.lists(one.map(form), min_size=1, max_size=4))
+
+
+def made_of(elements: list[Any]) -> Any:
+    try:
+        chunk = Chunk.of(elements)
+    except InvalidArgumentError as error:
+        return error.message
+    return chunk.tree, [(columns.kind(c), repr(c)) for c in chunk.columns]
+
+
+@given(elements=like_elements())
+@examples(300)
+def test_values_of_python_are_converted_at_once_as_one_by_one(elements: list[Any]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(chunk_module, "_build", lambda values: None)
+        expected = made_of(elements)
+    assert made_of(elements) == expected
+
+
+@pytest.mark.parametrize("first", [0, 2**63])
+def test_an_int_of_more_than_64_bits_is_an_error(first):
+    with pytest.raises(InvalidArgumentError, match="9223372036854775808 does not fit into 64 bits"):
+        Chunk.of([first, 2**63])
 
 
 def test_structures_are_described_alike_by_elements_and_specs():

@@ -6,6 +6,7 @@ chunk, not once per element. A chunk never changes after it is made; slices of i
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -160,15 +161,26 @@ def _build(values: Sequence[Any]) -> tuple[Tree, list[Column]] | None:
         return (nest.LEAF, [columns.make_alike(list(values))]) if good else None
     if kind is dict:
         return _build_dict(values)
-    if kind in (bool, int, float):
-        column = narrow(np.array(values))
-        # If an int does not fit into int32, the elements do not have one dtype.
-        return (nest.LEAF, [column]) if column.dtype not in (np.int64, object) else None
+    if kind in _DTYPES:
+        return _build_numbers(values, kind)
+    if kind is list:
+        kinds = set(map(type, itertools.chain.from_iterable(values)))
+        is_even = len(kinds) == 1 and len(set(map(len, values))) == 1
+        return _build_numbers(values, *kinds) if is_even and kinds <= _DTYPES.keys() else None
     if kind is str:
         return nest.LEAF, [strings.make_column(list(map(bytes_of, values)))]
     if kind is bytes or (issubclass(kind, np.generic) and is_number(values[0].dtype)):
         return nest.LEAF, [columns.make_alike(list(values))]
     return None
+
+
+_DTYPES = {bool: np.bool_, int: np.int32, float: np.float32}
+
+
+def _build_numbers(values: Sequence[Any], kind: type) -> tuple[Tree, list[Column]] | None:
+    column = narrow(np.array(values))
+    # If an int does not fit into int32, the elements do not have one dtype.
+    return (nest.LEAF, [column]) if column.dtype == _DTYPES[kind] else None
 
 
 def _build_dict(values: Sequence[Any]) -> tuple[Tree, list[Column]] | None:
