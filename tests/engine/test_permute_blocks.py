@@ -94,8 +94,9 @@ def test_each_block_is_read_once_in_a_pass_even_if_blocks_are_large(table, loads
     assert set(loads.values()) == {1}
     loads.clear()
     list(table.shuffle(TOTAL, seed=1))
-    # The blocks that are kept are shared; a full shuffle still reads most of them often.
-    assert sum(loads.values()) > 5 * 9
+    # A full shuffle reads most blocks for each chunk. On a fast machine each chunk is twice as long
+    # as the one before, so there are eight at least; the first touch few blocks, and some are kept.
+    assert sum(loads.values()) > 2 * 9
 
 
 def test_the_order_depends_on_the_seed_and_the_epoch(table):
