@@ -1,5 +1,7 @@
 """Names of `tf.data.experimental` in plain penstock: NumPy values, texts of errors, states."""
 
+import bz2
+import functools
 import gzip
 import pathlib
 import sqlite3
@@ -222,13 +224,26 @@ def test_a_header_has_an_encoding(tmp_path):
     assert list(batch) == ["größe"]
     with pytest.raises(InvalidArgumentError, match="a.csv' is not 'utf-8' .*; pass the encoding"):
         exp.make_csv_dataset(str(path), 1)
-    path.write_bytes(gzip.compress(b"x\n1\n"))
-    with pytest.raises(InvalidArgumentError, match="by gzip; pass compression_type"):
-        exp.make_csv_dataset(str(path), 1)
     with pytest.raises(
         InvalidArgumentError, match="encoding must be one that Python knows.* got 'nonsense'"
     ):
         exp.make_csv_dataset(str(path), 1, encoding="nonsense")
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "latin-1"])
+@pytest.mark.parametrize("names", [None, ["x"]])
+@pytest.mark.parametrize("mtime", [0, int.from_bytes(b'a"b"')])
+def test_compressed_files_are_refused_unless_it_is_said_how(tmp_path, encoding, names, mtime):
+    path = tmp_path / "a.csv"
+    path.write_bytes(gzip.compress(b"x\n1\n", mtime=mtime))
+    read = functools.partial(exp.make_csv_dataset, str(path), 1, names, encoding=encoding)
+    with pytest.raises(InvalidArgumentError, match=r'by gzip; pass compression_type="GZIP"'):
+        read()
+    (batch,) = read(num_epochs=1, compression_type="GZIP")
+    assert {name: column.tolist() for name, column in batch.items()} == {"x": [1]}
+    path.write_bytes(bz2.compress(b"x\n1\n"))
+    with pytest.raises(InvalidArgumentError, match="a.csv' is compressed by bzip2; unpack it"):
+        read()
 
 
 def test_a_number_too_large_for_a_float32_is_a_float64(tmp_path):

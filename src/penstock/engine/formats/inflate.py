@@ -34,6 +34,11 @@ def name_packing(start: bytes) -> str:
     return next((name for known, name in _STARTS.items() if start.startswith(known)), "")
 
 
+def say_how_to_unpack(packing: str) -> str:
+    """What to do about a compressed file that was to be read as text, for error messages."""
+    return 'pass compression_type="GZIP"' if packing == "gzip" else "unpack it before"
+
+
 class InflatedFile(io.RawIOBase):
     """The bytes inside a compressed file; several streams in a row are one, as with `cat`.
 

@@ -22,7 +22,7 @@ from penstock.engine.formats.files import (
     size_of,
     translate_errors,
 )
-from penstock.engine.formats.inflate import name_packing
+from penstock.engine.formats.inflate import name_packing, say_how_to_unpack
 from penstock.errors import DataLossError, InvalidArgumentError
 
 _LOG = logging.getLogger("penstock")
@@ -184,13 +184,12 @@ class RecordReader(ABC, Generic[Record]):
 def _check_text(call: str, path: str, start: bytes) -> None:
     """Logs a warning if a file that is read as text begins as compressed files do."""
     if packing := name_packing(start):
-        remedy = 'pass compression_type="GZIP"' if packing == "gzip" else "unpack it before"
         _LOG.warning(
             "%s: %r is compressed by %s, and its bytes are read as text; %s",
             call,
             path,
             packing,
-            remedy,
+            say_how_to_unpack(packing),
         )
 
 
