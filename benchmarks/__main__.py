@@ -103,10 +103,12 @@ def _refuse_nonsense(parser: argparse.ArgumentParser, chosen: argparse.Namespace
                 parser.error(f"--peers: no peer {name!r}; there are {', '.join(suite.peers)}")
     if chosen.rounds is not None and chosen.rounds < 1:
         parser.error(f"--rounds: must be at least 1, got {chosen.rounds}")
-    if chosen.command in WITH_THIS_PYTHON and find_spec("penstock") is None:
+    is_here = vars(chosen).get("here", chosen.command in WITH_THIS_PYTHON)
+    if is_here and find_spec("penstock") is None:
+        words = f"{chosen.command} --here" if "here" in chosen else chosen.command
         parser.error(
-            f"{chosen.command}: this Python has no penstock; scripts/test makes one that has: "
-            f"PYTHON=.venv/bin/python scripts/bench {chosen.command}"
+            f"{words}: this Python has no penstock; scripts/test makes one that has: "
+            f"PYTHON=.venv/bin/python scripts/bench {words}"
         )
     if chosen.write and chosen.command in PROGRAMS:
         parser.error(f"--write: {chosen.command} are only printed")
