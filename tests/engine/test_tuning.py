@@ -54,7 +54,7 @@ def test_calls_that_hinder_each_other_are_given_up():
     assert calls[-20:] == [1] * 20
 
 
-# A look takes 0.05 s or more, so 60 looks are at least 3 s.
+# A look takes 0.05 s or a little more, so 55 looks are about 3 s.
 MACHINES = {
     "a wait": lambda calls: 200.0 * calls,
     "two cores": lambda calls: 100.0 * min(calls, 2),
@@ -74,11 +74,11 @@ def test_calls_settle_within_three_seconds_near_the_best_number(machine, noise):
         random = np.random.default_rng(seed)
         noisy = lambda calls: rate(calls) * (1 + noise * random.standard_normal())  # noqa: B023, E731
         calls = climbed(Parallelism(AUTOTUNE, PLENTY), noisy, rounds=300)
-        assert len(set(calls[60:])) == 1
+        assert len(set(calls[55:])) == 1
         assert rate(calls[-1]) >= 0.9 * best
 
 
-@pytest.mark.parametrize(("useful", "looks"), [(64, 30), (14, 35), (1, 25)])
+@pytest.mark.parametrize(("useful", "looks"), [(64, 30), (14, 30), (1, 20)])
 def test_numbers_beyond_the_bounds_cost_no_looks(useful, looks):
     parallelism = Parallelism(AUTOTUNE, Budget(threads=64, nbytes=256 * MB, enabled=True))
     calls = climbed(parallelism, lambda calls: 100.0 * min(calls, useful), rounds=100)

@@ -182,9 +182,9 @@ class Parallelism:
 
     It looks a few times at the rate, then tries another number for three looks, of which it counts
     the last two: the first has results of calls that were made before. A number is kept if it is
-    faster by more than the noise of the looks. After three tries in a row that failed, up and down
-    in turns, with more looks between them each time, the number stays until the rate changes for a
-    while.
+    faster by more than the noise of the looks. A failed try is followed by twice as many looks.
+    After three of them in a row, up and down in turns, the number stays until the rate changes for
+    a while.
     """
 
     def __init__(self, calls: int, budget: Budget) -> None:
@@ -234,7 +234,7 @@ class Parallelism:
 
     def _note_kept(self, rate: float) -> None:
         self._rates.append(rate)
-        if len(self._rates) >= _TRY_LOOKS << self._failed:
+        if len(self._rates) >= (2 * _TRY_LOOKS if self._failed else _TRY_LOOKS):
             self._try_next()
 
     def _try_next(self) -> None:
