@@ -184,7 +184,13 @@ def test_nonsense_is_refused(words: str, message: str, capsys: pytest.CaptureFix
 @pytest.mark.parametrize("command", ["formats", "examples", "scaling", "workloads --here"])
 def test_a_python_without_penstock_is_told_where_there_is_one(command: str) -> None:
     run = subprocess.run(
-        [sys.executable, "-S", "-m", "benchmarks", *command.split()],  # -S: without installed packages.
+        [
+            sys.executable,
+            "-S",
+            "-m",
+            "benchmarks",
+            *command.split(),
+        ],  # -S: without installed packages.
         cwd=ROOT,
         capture_output=True,
         text=True,

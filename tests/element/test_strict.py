@@ -4,6 +4,7 @@ import copy
 import io
 import os
 import pickle
+import zlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -93,11 +94,35 @@ def test_in_a_reduction() -> None:
 
 
 def test_later_elements_are_tried_too() -> None:
-    """The first of every chunk: a rare branch is found sooner or later."""
+    """A rare branch is found sooner or later."""
     words = Dataset.from_tensor_slices([b"%d" % i for i in range(5000)])
     call = lambda x: len(x) < 3 or x == "a"  # noqa: E731
     with pytest.raises(InvalidArgumentError, match="equals no str"):
         list(words.filter(call))
+
+
+@pytest.mark.parametrize(
+    "apply",
+    [
+        lambda words, call: words.map(call),
+        lambda words, call: words.map(call, num_parallel_calls=2, deterministic=False),
+        lambda words, call: words.filter(lambda x: call(x) != b""),
+        lambda words, call: words.group_by_window(
+            lambda x: len(call(x)), lambda _, w: w.batch(9), 9
+        ),
+    ],
+    ids=["map", "threads", "filter", "group_by_window"],
+)
+def test_few_calls_get_strict_strings_because_their_methods_are_slow(apply: Any) -> None:
+    found = []
+
+    def call(word: Any) -> Any:
+        found.append(type(word) is StrictBytes)
+        zlib.crc32(bytes(200_000))  # Work, so that there are few elements in a chunk.
+        return word
+
+    list(apply(Dataset.from_tensor_slices([b"%04d" % i for i in range(2000)]), call).repeat(2))
+    assert 2 <= sum(found) <= 50
 
 
 def test_bytes_are_compared_and_decoded_as_ever() -> None:

@@ -60,6 +60,13 @@ Origin = Callable[[int, Place | None, Any], str]
 _TRIAL = 16
 """How many results are handed on singly, before the speed of a function is known."""
 
+_STRICT_EVERY = 251
+"""How many calls there are at least from one with strict strings to the next, after the trial.
+
+Their methods are slow: a function that strips 600 words of a text takes nine times as long with
+them. The number is prime, so that elements that take turns are all tried.
+"""
+
 _TRIED: WeakKeyDictionary[Function, list[int]] = WeakKeyDictionary()
 """How often each function was called, in all iterations, so that short streams learn, too.
 
@@ -137,10 +144,16 @@ class Calls:
         self._fixed: bool | None = None
         self._made = _trial_count(function)
         self._span = _TRIAL
+        self._called = self._next_strict = 0
+        """How many elements were given to the function, and from which on strings are strict."""
 
     def one(self, element: Any, ordinal: int, *more: Any) -> Any:
         """Calls the function with one element; a tuple becomes separate arguments."""
-        call, element = self.call, strict(element)
+        call = self.call
+        if self._is_strict_next():
+            element = strict(element)
+        self._made[0] += 1
+        self._called += 1
         try:
             value = call(*element, *more) if type(element) is tuple else call(element, *more)
             return plain(copy_unowned(value, owners(element)))
@@ -169,15 +182,23 @@ class Calls:
         """Results for the first elements of `chunk`, and the failure of the next, if it failed.
 
         Stops early when the budget is used up: the caller keeps the rest for later. The strings of
-        the first element are strict.
+        the first element may be strict.
         """
         elements = chunk.rows(0, 1 if self.on_trial else self._span).elements()
-        if has_strings := holds_strings(chunk):
+        if is_strict := holds_strings(chunk) and self._is_strict_next():
             elements[0] = strict(elements[0])
         results, error = self._results(elements, chunk.tree.type is tuple, ordinal, budget)
-        if has_strings and results:
+        if is_strict and results:
             results[0] = plain(results[0])
+        self._called += len(results)
         return results, error
+
+    def _is_strict_next(self) -> bool:
+        """Whether the next call gets strict strings: the first ones do, and few of the others."""
+        if self._called < self._next_strict:
+            return False
+        self._next_strict = self._called + (1 if self.on_trial else _STRICT_EVERY)
+        return True
 
     def _results(
         self, elements: list[Any], unpack: bool, ordinal: int, budget: float
