@@ -6,7 +6,7 @@ import os
 import sys
 import traceback
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import datasets
 import numpy as np
@@ -535,6 +535,33 @@ def test_bfloat16_tensors_become_elements_and_tensors_again() -> None:
     ):
         assert dataset.element_spec == penstock.TensorSpec((3,), penstock.bfloat16)
         assert torch.equal(torch.stack(list(dataset.as_torch())), values)
+
+
+class Pair(NamedTuple):
+    x: Any
+    y: Any
+
+
+@pytest.mark.parametrize(
+    ("item", "plain"),
+    [
+        (torch.ones(2, requires_grad=True), np.ones(2, np.float32)),
+        (torch.tensor([1 + 2j]).conj(), np.array([1 - 2j], np.complex64)),
+        ((torch.tensor(3), "a", np.int8(4)), (np.int64(3), b"a", np.int8(4))),
+        ({"b": torch.ones(1), "a": [1, 2]}, {"b": np.ones(1, np.float32), "a": [1, 2]}),
+        (Pair(torch.tensor([True]), (2.5,)), Pair(np.array([True]), (2.5,))),
+    ],
+)
+def test_items_of_torch_datasets_become_elements_without_tensors(item: Any, plain: Any) -> None:
+    found = Dataset.from_torch([item, item]).batch(2)
+    wanted = Dataset.range(2).map(lambda _: plain).batch(2)
+    assert found.element_spec == wanted.element_spec
+    assert repr(list(found)) == repr(list(wanted))
+
+
+def test_sparse_tensors_of_torch_datasets_are_refused() -> None:
+    with pytest.raises(InvalidTypeError, match="Tensor cannot be an element: .* Sparse layout"):
+        list(Dataset.from_torch([torch.ones(2).to_sparse()]))
 
 
 def test_lists_of_a_table_can_be_padded() -> None:

@@ -355,8 +355,23 @@ def get_item(dataset: Any, number: Any) -> Any:
 
 def _without_tensors(value: Any) -> Any:
     """Tensors of any device as arrays; everything else as it is."""
-    return nest.map_structure(_array_of, value)
+    kind = type(value)
+    if kind is tuple:
+        return tuple([_without_tensors(part) for part in value])
+    if kind is dict:
+        return {key: _without_tensors(part) for key, part in value.items()}
+    if isinstance(value, np.ndarray | np.generic | int | float | str | bytes):
+        return value
+    if hasattr(value, "detach"):
+        return _array_of(value)
+    leaves, tree = nest.flatten(value)
+    if tree == nest.LEAF:
+        return value
+    return nest.unflatten(tree, [_without_tensors(leaf) for leaf in leaves])
 
 
-def _array_of(leaf: Any) -> Any:
-    return as_array(leaf.detach().cpu()) if hasattr(leaf, "detach") else leaf
+def _array_of(tensor: Any) -> Any:
+    try:
+        return tensor.numpy(force=True)
+    except (TypeError, RuntimeError):  # It needs a conversion, or an error that says what to do.
+        return as_array(tensor.detach().cpu())
