@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Prints the lowest version of each dependency that pyproject.toml claims, as pip wants it.
+"""Prints the lowest versions that pyproject.toml claims, as pip wants them: of the dependencies and
+of all extras but frameworks, of which other packages need newer versions.
 
 Needs nothing but the standard library.
 """
@@ -8,6 +9,10 @@ import argparse
 import sys
 import tomllib
 from pathlib import Path
+
+FRAMEWORKS = {"jax", "keras", "ray", "torch"}
+COLLECTIONS = {"all", "docs", "test"}
+"""Extras for other purposes than a feature."""
 
 PROJECT = Path(__file__).resolve().parent.parent / "pyproject.toml"
 
@@ -26,8 +31,12 @@ def lowest(dependency: str) -> str:
 
 def main() -> int:
     argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0]).parse_args()
-    dependencies = tomllib.loads(PROJECT.read_text(encoding="utf-8"))["project"]["dependencies"]
-    print(*map(lowest, dependencies), sep="\n")
+    project = tomllib.loads(PROJECT.read_text(encoding="utf-8"))["project"]
+    claimed = project["dependencies"]
+    for extra, packages in project["optional-dependencies"].items():
+        if extra not in FRAMEWORKS | COLLECTIONS:
+            claimed += packages
+    print(*map(lowest, claimed), sep="\n")
     return 0
 
 

@@ -62,9 +62,13 @@ def test_arrays_of_different_shapes_are_read_as_tables(tmp_path: Path) -> None:
     dataset = Dataset.range(3).map(lambda i: {"x": np.ones(shapes[i]) * i})
     dataset.save(tmp_path)
     found = Dataset.from_arrow(f"{tmp_path}/*/*.shard/*.snapshot")
-    assert found.element_spec == dataset.element_spec
-    assert [row["x"].tolist() for row in found] == [row["x"].tolist() for row in dataset]
-    assert found[2]["x"].tolist() == [[2.0, 2.0]]
+    values = [row["x"] for row in found]
+    if int(pa.__version__.partition(".")[0]) < 24:  # It does not know the type.
+        values = [value["data"].reshape(value["shape"]) for value in values]
+    else:
+        assert found.element_spec == dataset.element_spec
+        assert found[2]["x"].tolist() == [[2.0, 2.0]]
+    assert [value.tolist() for value in values] == [row["x"].tolist() for row in dataset]
 
 
 def test_batches_with_a_smaller_last_one_are_in_one_file(
