@@ -97,3 +97,24 @@ class TestRagged:
                 InvalidArgumentError, match="Ragged: the rows of .* in length; make"
             ):
                 Ragged.from_rows(rows)
+
+
+@pytest.mark.parametrize("wrap", [str, np.str_, lambda x: [x], lambda x: {"k": (x, 1)}])
+@pytest.mark.parametrize("options", [{}, {"num_parallel_calls": 2}])
+def test_text_with_half_a_character_fails_for_its_element_only(wrap: Any, options: Any) -> None:
+    """`os.listdir` gives such text for names that are not UTF-8."""
+    made = Dataset.range(6).map(lambda i: wrap("\udcff" if i == 3 else "a"), **options)
+    with pytest.raises(
+        InvalidArgumentError, match=r"for element 3: .*has half a character .* with os.fsencode"
+    ):
+        list(made)
+    assert len(list(made.ignore_errors())) == 5
+
+
+def test_text_with_half_a_character_is_refused_as_data() -> None:
+    for make in (
+        lambda: Dataset.from_tensor_slices(["a", "\udcff"]),
+        lambda: tf.constant("\ud83d"),
+    ):
+        with pytest.raises(InvalidArgumentError, match="has half a character"):
+            make()

@@ -131,6 +131,45 @@ def test_a_change_of_width_raises_with_its_remedy(first: Any, then: Any, remedy:
         Chunk.of([first, then], "map", 3)
 
 
+HASH = 2**63 + 1
+
+LARGE = {
+    "a list": lambda: as_value([1, HASH]),
+    "alone": lambda: as_value([HASH]),
+    "beyond uint64": lambda: as_value([2**64]),
+    "below int64": lambda: as_value([0, -HASH]),
+    "nested": lambda: as_value([[1, HASH], [2, 3]]),
+    "beside a NumPy number": lambda: as_value([np.int64(1), HASH]),
+    "for int64": lambda: as_value([1, HASH], tf.int64),
+    "rows": lambda: Dataset.from_tensor_slices({"id": [5, HASH]}),
+    "constant": lambda: tf.constant((5, HASH)),
+    "ragged rows": lambda: Ragged.from_rows([[1, HASH], [2]]),
+    "a function": lambda: next(iter(Dataset.range(2).map(lambda x: [5, HASH]))),
+}
+
+
+@pytest.mark.parametrize("make", LARGE.values(), ids=LARGE)
+def test_integers_of_a_list_are_refused_if_they_do_not_fit_into_int64(make: Any) -> None:
+    with pytest.raises(InvalidArgumentError, match="do not all fit into int64; .* numpy.uint64"):
+        make()
+
+
+def test_integers_of_a_list_are_exact_if_uint64_is_wanted() -> None:
+    spec = tf.TensorSpec((2, 1), tf.uint64)
+    for value in ([[1], [HASH]], ((2**64 - 1,), (0,))):
+        (found,) = Dataset.from_generator(lambda v=value: iter([v]), output_signature=spec)
+        assert (found.dtype, found.tolist()) == (np.uint64, [list(row) for row in value])
+        assert as_value(value, tf.uint64).tolist() == found.tolist()
+    assert as_value([np.uint64(1), np.uint64(HASH)]).tolist() == [1, HASH]
+
+
+def test_large_numbers_of_a_list_may_be_floats() -> None:
+    assert as_value([1.5, 2**63]).dtype == np.float32
+    assert as_value([1, 2**63], tf.float64).tolist() == [1.0, 2.0**63]
+    assert as_value([1e30, float("nan")]).dtype == np.float32
+    assert Ragged.from_rows([[1.5, 2**63], [1]]).dtype == np.float64
+
+
 def test_a_range_is_an_array() -> None:
     assert as_value(range(3)).tolist() == [0, 1, 2]
     assert as_value(range(3)).dtype == np.int32

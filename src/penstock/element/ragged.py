@@ -160,6 +160,10 @@ def _array(values: Any) -> np.ndarray[Any, Any]:
         if isinstance(values, list | tuple) and strings.holds_only_strings(values):
             return strings.from_list(values)
         array = np.asarray(values)
+        if isinstance(values, list | tuple):
+            strings.refuse_large_integers(values, array)
+    except InvalidArgumentError:
+        raise
     except ValueError:
         raise InvalidArgumentError(
             f"Ragged: the rows of {values!r:.60} differ in length; make it a Ragged first"

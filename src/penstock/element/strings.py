@@ -15,7 +15,15 @@ Array = np.ndarray[Any, Any]
 
 
 def bytes_of(value: Any) -> bytes:
-    return value.encode() if isinstance(value, str) else bytes(value)
+    if not isinstance(value, str):
+        return bytes(value)
+    try:
+        return value.encode()
+    except UnicodeEncodeError:
+        raise InvalidArgumentError(
+            f"penstock: {value!r:.60} has half a character (a surrogate) and cannot become UTF-8; "
+            "convert it to bytes: the name of a file with os.fsencode"
+        ) from None
 
 
 def make_column(items: list[bytes]) -> Array:
@@ -54,6 +62,24 @@ def from_list(value: Any) -> Array:
     if any(isinstance(item, list | tuple) for item in array.flat):
         raise ValueError("rows differ in length")
     return from_array(array)
+
+
+def refuse_large_integers(value: Any, array: Array) -> None:
+    """Raises if NumPy made an `array` of other numbers from the integers of a (nested) list.
+
+    It makes uint64 of integers from 2**63 on, and float64 of them and others.
+    """
+    kind = array.dtype.kind
+    if kind not in "ufO" or (kind == "f" and not (np.abs(array) >= 2.0**63).any()):
+        return
+    found = kinds(value)
+    if int not in found or not all(issubclass(kind, int | np.integer) for kind in found):
+        return
+    if kind != "u" or not any(issubclass(kind, np.unsignedinteger) for kind in found):
+        raise InvalidArgumentError(
+            f"penstock: the integers of {value!r:.60} do not all fit into int64; if they fit into "
+            "uint64, make an array of them: numpy.array(..., numpy.uint64)"
+        )
 
 
 def kinds(value: Any) -> set[type]:

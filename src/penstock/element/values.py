@@ -7,6 +7,7 @@ list or `range` becomes one array.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -33,7 +34,7 @@ def as_value(value: Any, dtype: Any = None) -> Any:
     if type(value) in _NUMBERS and dtype != string_dtype:
         return np.asarray(value).astype(dtype.dtype)[()]
     if isinstance(value, list | tuple | range):  # Narrowing to float32 first would round.
-        return convert(_from_list(value, narrowed=False), dtype, value)
+        return convert(_from_list(value, dtype), dtype, value)
     return convert(_as_leaf(value), dtype, value)
 
 
@@ -141,8 +142,12 @@ def _advice(kinds: Iterable[type]) -> str:
     return "use a tuple for a structure"
 
 
-def _from_list(value: list[Any] | tuple[Any, ...] | range, narrowed: bool = True) -> Any:
-    """One array from a (nested) list; `narrowed` to TensorFlow's dtypes if no number is NumPy's."""
+def _from_list(value: list[Any] | tuple[Any, ...] | range, wanted: DType | None = None) -> Any:
+    """One array from a (nested) list.
+
+    It has one of TensorFlow's dtypes if no number is NumPy's, and if it will not be converted to
+    one that is `wanted`.
+    """
     kinds = strings.kinds(value)
     if kinds and all(hasattr(kind, "__plan__") for kind in kinds):
         return _stack_datasets(value)
@@ -157,7 +162,9 @@ def _from_list(value: list[Any] | tuple[Any, ...] | range, narrowed: bool = True
         )
     _check_mixture(value, kinds)
     try:
-        array = strings.from_list(value) if any(texts) else np.array(value)
+        array = strings.from_list(value) if any(texts) else _numbers_of(value, kinds, wanted)
+    except InvalidArgumentError:
+        raise
     except ValueError:
         raise InvalidArgumentError(
             f"penstock: the rows of {short_repr(value)} differ in length; "
@@ -165,7 +172,17 @@ def _from_list(value: list[Any] | tuple[Any, ...] | range, narrowed: bool = True
         ) from None
     if any(texts):
         return array
-    return _from_array(narrow(array) if narrowed and kinds <= _NUMBERS else array)
+    return _from_array(narrow(array) if wanted is None and kinds <= _NUMBERS else array)
+
+
+def _numbers_of(value: Any, kinds: set[type], wanted: DType | None) -> np.ndarray[Any, Any]:
+    if kinds == {int} and wanted is not None and wanted.dtype == np.uint64:
+        with contextlib.suppress(OverflowError):
+            return np.array(value, np.uint64)
+    array = np.array(value)
+    if int in kinds and (wanted is None or wanted.dtype.kind != "f"):
+        strings.refuse_large_integers(value, array)
+    return array
 
 
 def _stack_datasets(value: Any) -> Datasets:

@@ -206,8 +206,9 @@ class Results:
         if text == self._first[1]:
             return InvalidArgumentError(
                 f"{self.where} returned a list of shape {self._lists} for element {self._first[0]} "
-                f"but {list_shapes(element)} for element {ordinal}; a number times a list repeats "
-                "the list, so multiply a numpy.array; and return arrays if their shapes differ"
+                f"but {list_shapes(element)} for element {ordinal}; return numpy.array(...) if "
+                "shapes may differ; a number times a list repeats the list, so multiply a "
+                "numpy.array"
             )
         return changed_structure(self.where, *self._first, ordinal, text)
 
