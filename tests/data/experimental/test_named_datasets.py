@@ -244,6 +244,10 @@ def test_compressed_files_are_refused_unless_it_is_said_how(tmp_path, encoding, 
     path.write_bytes(bz2.compress(b"x\n1\n"))
     with pytest.raises(InvalidArgumentError, match="a.csv' is compressed by bzip2; unpack it"):
         read()
+    rows = exp.CsvDataset([str(path), str(path)], [np.int32], header=True)
+    with pytest.raises(InvalidArgumentError, match="a.csv' is compressed by bzip2; unpack it"):
+        list(rows)
+    assert list(rows.ignore_errors()) == []
 
 
 def test_a_number_too_large_for_a_float32_is_a_float64(tmp_path):

@@ -23,8 +23,7 @@ from penstock.element.dtypes import DType, as_dtype
 from penstock.element.spec import TensorSpec
 from penstock.engine.formats import files, open_reader
 from penstock.engine.formats.csv import ENCODING, check_delimiter
-from penstock.engine.formats.files import check_compression, open_bytes, translate_errors
-from penstock.engine.formats.inflate import name_packing, say_how_to_unpack
+from penstock.engine.formats.files import check_compression
 from penstock.errors import InvalidArgumentError, UnfitTypeError
 
 _LOG = logging.getLogger("penstock")
@@ -334,9 +333,7 @@ class Table:
     def _header_names(self) -> list[str]:
         if not self.header:
             raise InvalidArgumentError(f"{self.where}: needs column_names where there is no header")
-        headers = [
-            self._decode(path, next(self._rows(path, self.grammar), [])) for path in self.paths
-        ]
+        headers = [self._decode(path, next(_rows(path, self.grammar), [])) for path in self.paths]
         for path, names in zip(self.paths, headers, strict=True):
             if names != headers[0]:
                 raise InvalidArgumentError(
@@ -355,22 +352,6 @@ class Table:
                 'pass the encoding of the files, such as encoding="latin-1"'
             ) from None
 
-    def _rows(self, path: str, options: Mapping[str, Any]) -> Iterator[list[str]]:
-        if not options["compression"]:
-            self._refuse_compressed(path)
-        with closing(open_reader("csv", path, options)) as reader:
-            while rows := reader.read(100):
-                yield from rows
-
-    def _refuse_compressed(self, path: str) -> None:
-        """Raises if a file begins as compressed files do: no name or type would be right."""
-        with translate_errors(path, self.where), open_bytes(path, call=self.where) as file:
-            packing = name_packing(file.read(16))
-        if packing:
-            raise InvalidArgumentError(
-                f"{self.where}: {path!r} is compressed by {packing}; {say_how_to_unpack(packing)}"
-            )
-
     def _number(self, column: Any, names: list[str]) -> int:
         if column in names:
             return names.index(column)
@@ -385,7 +366,7 @@ class Table:
         """0 or "" per column, in the narrowest dtype that holds what the first rows hold."""
         kinds = [-1] * count
         options = {**self.grammar, "header": self.header}
-        rows = ((path, row) for path in self.paths for row in self._rows(path, options))
+        rows = ((path, row) for path in self.paths for row in _rows(path, options))
         for path, row in islice(rows, limit):
             if len(row) != count:
                 raise InvalidArgumentError(
@@ -415,3 +396,9 @@ def _kind(text: str) -> int:
         if type(value)(limits.min) <= value <= type(value)(limits.max):
             return index
     return len(_KINDS) - 1
+
+
+def _rows(path: str, options: Mapping[str, Any]) -> Iterator[list[str]]:
+    with closing(open_reader("csv", path, options)) as reader:
+        while rows := reader.read(100):
+            yield from rows

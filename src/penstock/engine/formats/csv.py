@@ -21,6 +21,7 @@ from penstock.element import nest, strings
 from penstock.element.chunk import Chunk
 from penstock.element.columns import Array, Column
 from penstock.engine.formats.files import Path
+from penstock.engine.formats.inflate import name_packing, say_how_to_unpack
 from penstock.engine.formats.records import ParsedRecords, RecordReader
 from penstock.errors import InvalidArgumentError
 
@@ -72,6 +73,13 @@ class CsvReader(RecordReader[Any]):
         self._line = None if position else 1
         """The number of the line at `position`; None after a start in the middle of the file."""
         self._skip_header = header and not position
+
+    def _check_start(self, start: bytes) -> None:
+        if packing := name_packing(start):
+            remedy = say_how_to_unpack(packing)
+            raise InvalidArgumentError(
+                f"{self.call}: {self.path!r} is compressed by {packing}; {remedy}"
+            )
 
     def _cut(self, limit: int) -> list[Any]:
         try:

@@ -133,9 +133,13 @@ class RecordReader(ABC, Generic[Record]):
             # its length, and memory in proportion to the bytes that the file really has.
             block = self._file.read(max(self._block, len(rest)))
         if is_first and self.is_text and not self._compression:
-            _check_text(self.call, self.path, block[:16])
+            self._check_start(block[:16])
         self._more = bool(block)
         self._buffer, self._start = rest + block, 0
+
+    def _check_start(self, start: bytes) -> None:
+        """Logs a warning if a file that is read as text begins as compressed files do."""
+        _check_text(self.call, self.path, start)
 
     def _open_file(self) -> BinaryIO:
         file = self._open_bytes()
