@@ -1,5 +1,7 @@
 """Strings keep every byte, also zeros at their end, on every way in."""
 
+import os
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -7,7 +9,7 @@ import pytest
 
 import penstock as tf
 from penstock import Ragged
-from penstock.data import Dataset
+from penstock.data import Dataset, TextLineDataset
 from penstock.element import strings
 from penstock.element.values import as_value
 from penstock.errors import InvalidArgumentError
@@ -118,3 +120,15 @@ def test_text_with_half_a_character_is_refused_as_data() -> None:
     ):
         with pytest.raises(InvalidArgumentError, match="has half a character"):
             make()
+
+
+def test_a_file_whose_name_is_not_utf8_fails_alone(tmp_path: Path) -> None:
+    for name in (b"a", b"\xff"):
+        Path(os.fsdecode(os.fsencode(tmp_path) + b"/" + name)).write_text("line\n")
+    names = Dataset.list_files(f"{tmp_path}/*", shuffle=False)
+    for lines in (TextLineDataset(names), names.interleave(TextLineDataset)):
+        with pytest.raises(
+            InvalidArgumentError, match=r"a path must be UTF-8, got b'.*\\xff'; rename"
+        ):
+            list(lines)
+        assert list(lines.ignore_errors()) == [b"line"]

@@ -309,7 +309,13 @@ def _find_began(reader: RecordReader[Any], part: Part | None = None) -> int | No
 
 
 def _text(name: Any) -> str:
-    return name.decode() if isinstance(name, bytes) else str(name)
+    try:
+        return name.decode() if isinstance(name, bytes) else str(name)
+    except UnicodeDecodeError:
+        raise InvalidArgumentError(
+            f"penstock: a path must be UTF-8, got {name!r}; rename the file, or open it in a "
+            "function"
+        ) from None
 
 
 class ChunksStream(Stream):
