@@ -210,13 +210,15 @@ class TestConstant:
 
     def test_whole_numbers_up_to_the_largest(self):
         for value in (2**63, 2**64 - 1):
-            for given in (value, [value]):
+            for given in (value, [value], [[1], [value]]):
                 constant = tf.constant(given, np.uint64)
                 assert (constant.dtype, constant.tolist()) == (np.uint64, given)
         with pytest.raises(
             InvalidArgumentError, match=f"^constant: {2**64} does not fit into uint"
         ):
             tf.constant(2**64, np.uint64)
+        with pytest.raises(InvalidArgumentError, match="differ in length"):
+            tf.constant([[1], [2, 3]], np.uint64)
 
     def test_what_cannot_be_an_array(self):
         with pytest.raises(InvalidArgumentError, match="^constant: 300 does not fit into uint8$"):

@@ -11,6 +11,7 @@ import numpy as np
 
 from penstock.data.arguments import describe, element
 from penstock.element.dtypes import DType, as_dtype, of_numpy
+from penstock.element.strings import kinds
 from penstock.element.values import as_value
 from penstock.errors import InvalidArgumentError, InvalidTypeError
 
@@ -39,8 +40,13 @@ def dtype_of(leaf: Any) -> DType:
 def convert_value(call: str, value: Any, dtype: DType) -> Any:
     """`value` in a dtype: arrays are cast, Python's values must be of that kind already."""
     literal = is_literal(value)
-    if type(value) is int and dtype.is_integer:
-        return _of_literal(call, value, dtype)
+    if literal and dtype.is_integer and kinds(value) == {int}:
+        try:
+            return _of_literal(call, value, dtype)
+        except InvalidArgumentError:
+            raise
+        except ValueError:
+            pass  # Rows differ in length: `leaf_of` says so.
     leaf = leaf_of(call, value)
     source = dtype_of(leaf)
     if source == dtype:
