@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
-"""Prints the lowest versions that pyproject.toml claims, as pip wants them: of the dependencies and
-of all extras but frameworks, of which other packages need newer versions.
+"""Prints the lowest versions that pyproject.toml claims, as pip wants them.
 
-Needs nothing but the standard library.
+These are those of the dependencies, and of the extras without frameworks: other packages need newer
+versions of a framework. Needs nothing but the standard library.
 """
 
 import argparse
 import sys
 import tomllib
+from itertools import chain
 from pathlib import Path
 
 FRAMEWORKS = {"jax", "keras", "ray", "torch"}
@@ -29,14 +30,17 @@ def lowest(dependency: str) -> str:
     return f"{name}=={version}"
 
 
+def claimed() -> list[str]:
+    """The dependencies whose lowest versions are tested."""
+    project = tomllib.loads(PROJECT.read_text(encoding="utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    chosen = [extras[name] for name in extras if name not in FRAMEWORKS | COLLECTIONS]
+    return [*project["dependencies"], *chain.from_iterable(chosen)]
+
+
 def main() -> int:
     argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0]).parse_args()
-    project = tomllib.loads(PROJECT.read_text(encoding="utf-8"))["project"]
-    claimed = project["dependencies"]
-    for extra, packages in project["optional-dependencies"].items():
-        if extra not in FRAMEWORKS | COLLECTIONS:
-            claimed += packages
-    print(*map(lowest, claimed), sep="\n")
+    print(*map(lowest, claimed()), sep="\n")
     return 0
 
 

@@ -69,13 +69,13 @@ def refuse_large_integers(value: Any, array: Array) -> None:
 
     It makes uint64 of integers from 2**63 on, and float64 of them and others.
     """
-    kind = array.dtype.kind
-    if kind not in "ufO" or (kind == "f" and not (np.abs(array) >= 2.0**63).any()):
+    made = array.dtype.kind
+    if made not in "ufO" or (made == "f" and not (np.abs(array) >= 2.0**63).any()):
         return
-    found = kinds(value)
-    if int not in found or not all(issubclass(kind, int | np.integer) for kind in found):
+    given = kinds(value)
+    if int not in given or not all(issubclass(kind, int | np.integer) for kind in given):
         return
-    if kind != "u" or not any(issubclass(kind, np.unsignedinteger) for kind in found):
+    if made != "u" or not any(issubclass(kind, np.unsignedinteger) for kind in given):
         raise InvalidArgumentError(
             f"penstock: the integers of {value!r:.60} do not all fit into int64; if they fit into "
             "uint64, make an array of them: numpy.array(..., numpy.uint64)"
