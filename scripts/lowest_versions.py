@@ -30,7 +30,7 @@ def lowest(dependency: str) -> str:
     return f"{name}=={version}"
 
 
-def claimed() -> list[str]:
+def claimed_dependencies() -> list[str]:
     """The dependencies whose lowest versions are tested."""
     project = tomllib.loads(PROJECT.read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"]
@@ -40,7 +40,7 @@ def claimed() -> list[str]:
 
 def main() -> int:
     argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0]).parse_args()
-    print(*map(lowest, claimed()), sep="\n")
+    print(*map(lowest, claimed_dependencies()), sep="\n")
     return 0
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import penstock
-from scripts.lowest_versions import claimed, lowest
+from scripts.lowest_versions import claimed_dependencies, lowest
 
 ROOT = Path(__file__).resolve().parent.parent
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -66,7 +66,7 @@ def test_every_search_runs_at_night(name: str) -> None:
     assert f"scripts/{name}" in WORKFLOWS["nightly.yml"]
 
 
-@pytest.mark.parametrize("dependency", claimed())
+@pytest.mark.parametrize("dependency", claimed_dependencies())
 def test_every_dependency_has_a_lowest_version(dependency: str) -> None:
     assert re.fullmatch(r"[\w-]+==[\d.]+", lowest(dependency))
 
