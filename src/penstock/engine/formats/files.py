@@ -405,17 +405,24 @@ def find_remote(pattern: str) -> list[str]:
     return [f"{before}{name}{after}" for name in names]
 
 
-@contextmanager
-def translate_errors(path: str, call: str) -> Iterator[None]:
-    """Turns exceptions of the operating system and of fsspec into `penstock.errors`."""
-    try:
-        yield
-    except OpError:
-        raise
-    except Exception as caught:
-        error = as_os_error(caught)
+class translate_errors:  # noqa: N801  # It is used like a function.
+    """Turns exceptions of the operating system and of fsspec into `penstock.errors`.
+
+    Not a generator: it would be in the traceback of what it caught, and keep all that callers hold.
+    """
+
+    def __init__(self, path: str, call: str) -> None:
+        self._path, self._call = path, call
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _: object, caught: BaseException | None, trace: object) -> None:
+        if not isinstance(caught, Exception) or isinstance(caught, OpError):
+            return
+        path, call, error = self._path, self._call, as_os_error(caught)
         if not isinstance(error, OSError | ValueError | ImportError):
-            raise
+            return
         if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
             raise ResourceExhaustedError(f"{call}: no space is left for {path!r}") from caught
         kind, problem = next(row[1:] for row in _KINDS if isinstance(error, row[0]))
