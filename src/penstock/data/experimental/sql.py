@@ -45,6 +45,7 @@ class SqlDataset(Dataset):
     >>> path = os.path.join(tempfile.mkdtemp(), "people.sqlite")
     >>> connection = sqlite3.connect(path)
     >>> _ = connection.executescript("CREATE TABLE a (x, y); INSERT INTO a VALUES (1, 'b');")
+    >>> connection.close()
     >>> for x, y in SqlDataset("sqlite", path, "SELECT x, y FROM a", (np.int32, "string")):
     ...     print(x, y)
     1 b'b'
