@@ -64,7 +64,7 @@ _STRICT_EVERY = 251
 """How many calls there are at least from one with strict strings to the next, after the trial.
 
 Their methods are slow: a function that strips 600 words of a text takes nine times as long with
-them. The number is prime, so that elements that take turns are all tried.
+them. It may be many more, as only the first call of a chunk gets them.
 """
 
 _TRIED: WeakKeyDictionary[Function, list[int]] = WeakKeyDictionary()
