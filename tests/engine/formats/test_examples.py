@@ -3,17 +3,20 @@
 import json
 import pathlib
 import random
+import sys
 
 import numpy as np
 import pytest
+from google.protobuf.internal import api_implementation
 
 from penstock import io
 from penstock.data import TFRecordDataset
 from penstock.data.experimental import service
 from penstock.element.ragged import Ragged
-from penstock.engine.formats.examples import varints
+from penstock.engine.formats.examples import feature_columns, protobuf_lists, varints
 from penstock.engine.formats.examples.feature_columns import read_columns
 from penstock.engine.formats.examples.parsing import wanted_of
+from penstock.engine.formats.examples.protobuf_lists import find_protobuf
 from penstock.engine.formats.examples.writing import encode_varints
 from penstock.errors import InvalidArgumentError, InvalidTypeError
 from tests.effort import times
@@ -23,6 +26,17 @@ CASES = pathlib.Path(__file__).parent / "cases"
 RECORDED = json.loads((CASES / "examples.json").read_text())
 SEQUENCES = json.loads((CASES / "sequences.json").read_text())
 SERIALIZED = json.loads((CASES / "serialized.json").read_text())
+
+
+@pytest.fixture(params=["numpy", "protobuf"])
+def decoder(request, monkeypatch):
+    """Decodes lists with NumPy alone, or as many of them as possible with protobuf."""
+    if request.param == "numpy":
+        monkeypatch.setattr(varints, "find_protobuf", lambda: None)
+        monkeypatch.setattr(feature_columns, "find_protobuf", lambda: None)
+    else:
+        monkeypatch.setattr(varints, "_suits_protobuf", lambda ends, count: count > 0)
+        monkeypatch.setattr(feature_columns, "_STRINGS", range(1 << 30))
 
 
 def parse(function, records, features):
@@ -49,7 +63,7 @@ def test_a_length_that_exceeds_the_example_is_refused():
 
 
 @pytest.mark.parametrize("number", [n for n in range(len(RECORDED)) if n != CUT_OFF])
-def test_a_batch_is_parsed_as_tensorflow_parses_it(number):
+def test_a_batch_is_parsed_as_tensorflow_parses_it(number, decoder):
     case = RECORDED[number]
     records = cases.as_bytes(case["records"])
     assert text(parse(io.parse_example, records, case["features"])) == text(case["batch"])
@@ -80,7 +94,7 @@ def parse_sequences(case, rows=slice(None)):
 
 
 @pytest.mark.parametrize("case", SEQUENCES, ids=range(len(SEQUENCES)))
-def test_sequences_are_parsed_as_tensorflow_parses_them(case):
+def test_sequences_are_parsed_as_tensorflow_parses_them(case, decoder):
     assert text(parse_sequences(case)) == text(case["batch"])
 
 
@@ -144,7 +158,7 @@ def test_lists_that_do_not_fit_name_the_example(lists, features, message):
 
 # Without its last 17 bytes, the example is a whole one without feature lists.
 @pytest.mark.parametrize("cut", [*range(1, 17), 18, 19, 20])
-def test_truncated_sequence_examples_are_refused_with_their_index(cut):
+def test_truncated_sequence_examples_are_refused_with_their_index(cut, decoder):
     whole = io.serialize_sequence_example({"a": 1}, {"x": [[1, 2]]})
     with pytest.raises(InvalidArgumentError, match="parse_sequence_example: example 1 cannot be"):
         io.parse_sequence_example([whole, whole[:-cut]], sequence_features=STEPS)
@@ -169,7 +183,7 @@ def test_wrong_declarations_of_sequences_are_refused(context, sequence, error, m
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_a_batch_equals_its_examples_one_by_one(seed):
+def test_a_batch_equals_its_examples_one_by_one(seed, decoder):
     """Batches are read by NumPy, single examples by plain Python."""
     draw = random.Random(seed)
     case = cases.draw_case(draw, draw.choice([0, 0.3]))
@@ -202,7 +216,7 @@ def test_usual_batches_are_read_without_plain_python():
 
 
 @pytest.mark.parametrize("cut", range(1, len(io.serialize_example(EXAMPLE))))
-def test_truncated_examples_are_refused_with_their_index(cut):
+def test_truncated_examples_are_refused_with_their_index(cut, decoder):
     whole = io.serialize_example(EXAMPLE)
     with pytest.raises(InvalidArgumentError, match="io.parse_example: example 2 cannot be read"):
         io.parse_example([whole, whole, whole[:-cut], whole], FEATURES)
@@ -224,7 +238,7 @@ def test_results_have_the_dtypes_and_shapes_that_were_declared():
     assert single["words"].tolist() == [b"a", b"\0b\0"]
 
 
-def test_many_examples_of_different_sizes_are_parsed():
+def test_many_examples_of_different_sizes_are_parsed(decoder):
     draw = random.Random(7)
     examples = [
         {
@@ -289,7 +303,7 @@ def decode_varints(data, stops):
     return varints.decode_varints(octets, np.array(stops))
 
 
-def test_varints_keep_every_integer():
+def test_varints_keep_every_integer(decoder):
     draw = random.Random(3)
     values = np.array(
         [draw.randrange(-(1 << 63), 1 << 63) >> draw.randrange(64) for _ in range(99)]
@@ -322,7 +336,7 @@ NEARLY_NEGATIVE = [
 
 
 @pytest.mark.parametrize("seed", range(times(12)))
-def test_negative_integers_of_few_bits_among_others(seed):
+def test_negative_integers_of_few_bits_among_others(seed, decoder):
     draw = random.Random(seed)
     limit = draw.choice([1, 100, 5000, 1 << 20])
     rare = draw.choice([0, 0.001, 0.3])
@@ -337,14 +351,14 @@ def test_negative_integers_of_few_bits_among_others(seed):
 
 
 @pytest.mark.parametrize("last", [0, 2, 3, 0x7F])
-def test_the_tenth_byte_of_an_integer_is_read_also_behind_ones(last):
+def test_the_tenth_byte_of_an_integer_is_read_also_behind_ones(last, decoder):
     one = b"\x9c" + 8 * b"\xff" + bytes([last])
     data = one + 8_000 * cases.varint(-100)
     values, _, _ = decode_varints(data, [len(data)])
     assert values.tolist() == [*decode_varints(one, [10])[0], *8_000 * [-100]]
 
 
-def test_an_integer_of_eleven_bytes_is_found_among_negative_ones():
+def test_an_integer_of_eleven_bytes_is_found_among_negative_ones(decoder):
     data = 3_000 * cases.varint(-100) + 10 * b"\xff" + b"\1" + 3_000 * cases.varint(7)
     assert decode_varints(data, [len(data)])[2].tolist() == [True]
 
@@ -370,8 +384,9 @@ def decode_one_by_one(data, stops):
 
 @pytest.mark.parametrize("widths", [(1, 10), (9, 9), (10, 10), (9, 10), (8, 10), (5, 5), (2, 3)])
 @pytest.mark.parametrize("block", [7, 1 << 16])
-def test_varints_of_any_widths_are_decoded_in_blocks(widths, block, monkeypatch):
+def test_varints_of_any_widths_are_decoded_in_blocks(widths, block, monkeypatch, decoder):
     monkeypatch.setattr(varints, "_BLOCK", block)
+    monkeypatch.setattr(protobuf_lists, "_BLOCK", 2 * block)
     draw = random.Random(5)
     for count in [0, 1, 2, 7, 8, 60, 61]:
         data, ends = b"", [0]
@@ -521,3 +536,19 @@ def test_values_that_cannot_be_divided_are_refused():
     feature = io.RaggedFeature("int64", "v", [io.RaggedFeature.UniformRowLength(2)])
     with pytest.raises(InvalidArgumentError, match="of example 0 has 3 values, which cannot be"):
         io.parse_example([io.serialize_example({"v": [1, 2, 3]})], {"r": feature})
+
+
+@pytest.mark.parametrize("between", [b"", b"\x1a\x01x", b"\x0a\x81\x00x"])
+def test_protobuf_splits_only_strings_with_nothing_between_them(between):
+    body = b"\x0a\x01a" + between + b"\x0a\x02bc"
+    features = np.frombuffer(2 * (b"\x0a" + bytes([len(body)]) + body), np.uint8)
+    protobuf = find_protobuf()
+    assert protobuf.split_strings(features) == (None if between else 2 * [[b"a", b"bc"]])
+    assert protobuf.split_strings(features[:-1]) is None
+
+
+def test_a_program_without_the_c_parser_parses_with_numpy(monkeypatch):
+    monkeypatch.setattr(api_implementation, "Type", lambda: "python")
+    assert find_protobuf.__wrapped__() is None
+    monkeypatch.setitem(sys.modules, "google.protobuf.internal", None)
+    assert find_protobuf.__wrapped__() is None

@@ -5,6 +5,7 @@ What is encoded in an unusual way is marked as wrong here, and left to `reading`
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -13,6 +14,7 @@ import numpy as np
 from penstock.element.columns import Array
 from penstock.engine.formats.examples.heads import join_records
 from penstock.engine.formats.examples.keys import Keys, keys_of
+from penstock.engine.formats.examples.protobuf_lists import find_protobuf
 from penstock.engine.formats.examples.reading import Kind, Values
 from penstock.engine.formats.examples.varints import AFTER, BEFORE, decode_varints
 from penstock.engine.formats.examples.wire import (
@@ -25,6 +27,10 @@ from penstock.engine.formats.examples.wire import (
 
 _LONG = 32
 """The columns of features with fewer bytes on average are decoded together."""
+
+_STRINGS = range(100, 4 << 10)
+"""Lists of strings with so many bytes on average are split by protobuf, if it is installed. Shorter
+lists have few strings, and longer ones are not joined."""
 
 _NOWHERE = np.zeros(1, np.int64)
 
@@ -149,6 +155,8 @@ class Payloads(NamedTuple):
 
     tags: Array
     """Which list each feature has; 0 for none."""
+    features: Array
+    """Where the features begin."""
     lists: Array
     """Where the lists begin."""
     starts: Array
@@ -161,6 +169,7 @@ class Payloads(NamedTuple):
     def part(self, group: slice) -> Payloads:
         """The features of a group, flat."""
         return self._replace(
+            features=self.features[group].ravel(),
             lists=self.lists[group].ravel(),
             starts=self.starts[group].ravel(),
             stops=self.stops[group].ravel(),
@@ -175,14 +184,15 @@ def find_payloads(wire: Wire, kinds: Array, starts: Array, stops: Array) -> tupl
     usual = (tags == kinds) & (lists + lengths == stops)
     single = usual & (wire.octets[lists] == FIRST) & (begin + inner == stops)
     if are_all(single):
-        return Payloads(tags, lists, begin, stops, True), np.zeros(starts.shape, bool)
+        return Payloads(tags, starts, lists, begin, stops, True), np.zeros(starts.shape, bool)
     tags = np.where(starts < stops, tags, np.uint8(0))
     usual &= tags != 0
     known = (tags == Kind.BYTES) | (tags == Kind.FLOAT) | (tags == Kind.INT64) | (tags == 0)
     several = usual & ((lists == stops) | (kinds == Kind.BYTES))
     wrong = ~known | (tags == kinds) & ~single & ~several
-    lists, begin = np.where(usual, lists, stops), np.where(single, begin, stops)
-    return Payloads(tags, lists, begin, stops, False), wrong
+    features, lists = np.where(usual, starts, stops), np.where(usual, lists, stops)
+    begin = np.where(single, begin, stops)
+    return Payloads(tags, features, lists, begin, stops, False), wrong
 
 
 def _groups(kinds: Array, payloads: Payloads) -> list[tuple[Kind, slice]]:
@@ -220,9 +230,36 @@ def _decode_bytes(wire: Wire, payloads: Payloads) -> tuple[Array, Array, Array]:
     if payloads.single:
         values = wire.strings(payloads.starts, payloads.stops)
         return values, np.ones(count, np.int64), np.zeros(count, bool)
+    if found := _split_by_protobuf(wire, payloads):
+        return *found, np.zeros(count, bool)
     ranges, wrong = wire.split(payloads.lists, payloads.stops)
     owners, starts, stops = ranges.in_order()
     return wire.strings(starts, stops), np.bincount(owners, minlength=count), wrong
+
+
+def _split_by_protobuf(wire: Wire, payloads: Payloads) -> tuple[Array, Array] | None:
+    """The strings of features, and how many each has; None if protobuf cannot say."""
+    several = (payloads.features < payloads.stops) & (payloads.starts == payloads.stops)
+    rows = several.nonzero()[0]
+    begin, end = payloads.features[rows], payloads.stops[rows]
+    size = int((end - begin).sum()) // max(len(rows), 1)
+    if size not in _STRINGS or not (protobuf := find_protobuf()):
+        return None
+    lists = protobuf.split_strings(wire.copy(begin, end))
+    if lists is None:
+        return None
+    counts = (payloads.starts < payloads.stops).astype(np.int64)
+    single = counts.nonzero()[0]
+    counts[rows] = np.fromiter(map(len, lists), np.int64, len(rows))
+    total = int(counts.sum())
+    strings = np.fromiter(itertools.chain.from_iterable(lists), object, total - len(single))
+    if not len(single):
+        return strings, counts
+    values = np.empty(total, object)
+    is_single = np.repeat(~several, counts)
+    values[is_single] = wire.strings(payloads.starts[single], payloads.stops[single])
+    values[~is_single] = strings
+    return values, counts
 
 
 def _empty(kind: Kind) -> Array:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from penstock.element.columns import Array
+from penstock.engine.formats.examples.protobuf_lists import find_protobuf
 from penstock.engine.formats.examples.wire import are_all, is_any
 from penstock.engine.heap import allocate_bytes
 
@@ -21,6 +22,9 @@ _BLOCK = 1 << 16
 
 _LONG = 5
 """Integers with at least so many bytes on average are decoded by words of eight bytes."""
+
+_LOOP = 3.5
+"""Integers with at least so many bytes on average may be decoded by a loop in C."""
 
 _MANY, _FEW = 1 << 12, 5
 """If more than so many integers are left, but less than a fifth, then only these are decoded on."""
@@ -49,6 +53,10 @@ def decode_varints(octets: Array, stops: Array) -> tuple[Array, Array, Array]:
     count = int(np.count_nonzero(ends)) - 1
     if width := _find_width(ends, count):
         return _decode_equal(octets[1:], width, count), _count(stops // width), wrong
+    if _suits_protobuf(ends, count) and (protobuf := find_protobuf()) and protobuf.makes_arrays:
+        values = protobuf.decode_integers(octets[1 : len(ends)], ends[1:])
+        if values is not None:
+            return values, _count(_count_ends(ends[1:], stops)), wrong
     values, before, too_long = _decode_blocks(octets, ends, stops, count)
     if too_long:
         last = ends.nonzero()[0]
@@ -61,6 +69,30 @@ def _count(before: Array) -> Array:
     counts = before.copy()
     counts[1:] -= before[:-1]
     return counts
+
+
+def _suits_protobuf(ends: Array, count: int) -> bool:
+    """Whether a loop in C is faster than NumPy: for long integers whose widths seldom change."""
+    if len(ends) < _LOOP * count:
+        return False
+    widths = np.diff(ends[:_SAMPLE].nonzero()[0])
+    changes = np.count_nonzero(widths[1:] != widths[:-1])
+    # Measured: NumPy takes 1 ns for each byte. C takes 3 ns for each integer, and 7 for a change.
+    return bool(10 * changes < widths.sum() - 2.5 * len(widths))
+
+
+def _count_ends(ends: Array, stops: Array) -> Array:
+    """How many varints end before each stop."""
+    bits = np.packbits(ends, bitorder="little")
+    words = np.zeros(len(bits) // 8 + 1, np.uint64)
+    words.view(np.uint8)[: len(bits)] = bits
+    counts = np.bitwise_count(words)
+    before = counts.cumsum(dtype=np.int64)
+    before -= counts
+    place = stops >> 6
+    begun = words[place] & ((np.uint64(1) << (stops & 63).astype(np.uint64)) - np.uint64(1))
+    found: Array = before[place] + np.bitwise_count(begun)
+    return found
 
 
 def _find_width(ends: Array, count: int) -> int:

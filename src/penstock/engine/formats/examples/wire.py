@@ -22,9 +22,9 @@ _ZEROS = 512
 _TOO_LONG = 1 << 40
 """Replaces the length in a varint of more than five bytes: it exceeds every range."""
 
-_SHORT = 16
-"""Ranges that are shorter on average are copied by index, longer ones one by one."""
-
+_SHORT, _LONG = 10, 256
+"""Ranges that are shorter on average are copied by index, longer ones one by one. Above the second
+length, views of them take less time than copies."""
 
 _SMALL, _MANY = 64, 50
 """Strings of up to so many bytes are made together, if there are so many of each size."""
@@ -144,8 +144,9 @@ class Wire:
         if total and are_all(lengths == lengths[0]):
             octets = self.windows(int(lengths[0]))[starts].view(np.uint8)
         elif total > _SHORT * len(starts):
-            views = self.slices(starts, stops, memoryview)
-            return np.frombuffer(b"".join([before, *views, after]), np.uint8)
+            kind = memoryview if total > _LONG * len(starts) else bytes
+            parts = self.slices(starts, stops, kind)
+            return np.frombuffer(b"".join([before, *parts, after]), np.uint8)
         else:
             places = np.repeat(starts - (lengths.cumsum() - lengths), lengths)
             octets = self.octets[places + np.arange(total)]
@@ -156,20 +157,18 @@ class Wire:
 
     def strings(self, starts: Array, stops: Array) -> Array:
         """The bytes of each range, as an array of strings."""
-        strings, lengths = np.empty(len(starts), object), stops - starts
+        lengths = stops - starts
         small = lengths.max(initial=0) <= _SMALL
         counts = np.bincount(lengths).tolist() if small else []
         if not small or sum(map(bool, counts)) * _MANY > len(starts):
-            strings[:] = self.slices(starts, stops)
-            return strings
+            return np.fromiter(self.slices(starts, stops), object, len(starts))
         # NumPy makes many strings of one size faster than Python cuts them.
         order, made = lengths.argsort(kind="stable"), list[bytes]()
         for size, count in enumerate(counts):
             same = starts[order[len(made) : len(made) + count]]
             made += self.windows(size)[same].tolist() if size else [b""] * count
-        by_size = np.empty_like(strings)
-        by_size[:] = made
-        strings[order] = by_size
+        strings = np.empty(len(starts), object)
+        strings[order] = np.fromiter(made, object, len(made))
         return strings
 
     def slices(self, starts: Array, stops: Array, kind: type = bytes) -> list[Any]:
