@@ -41,7 +41,7 @@ RANK = {room: rank for rank, line in enumerate(ORDER) for room in line}
 LOADED_WHEN_NEEDED = {
     *("cloudpickle", "fsspec", "google_crc32c", "ml_dtypes", "rich", "click", "msgspec"),
     *("asyncio", "bz2", "tarfile", "tempfile", "zipfile", "pyarrow", "torch", "jax", "keras"),
-    *("opentelemetry", "ray", "sqlite3", "tensorflow"),
+    *("google", "opentelemetry", "ray", "sqlite3", "tensorflow"),
 }
 # What is heavy of ours: it loads msgspec, which only distributed datasets need, or cryptography
 # or rich.

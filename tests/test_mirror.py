@@ -96,9 +96,10 @@ CONTRACTS = {
     "engine/formats/test_examples.py": """
         engine.formats.examples.feature_columns engine.formats.examples.features
         engine.formats.examples.heads engine.formats.examples.keys engine.formats.examples.parsing
-        engine.formats.examples.ragged_features engine.formats.examples.reading
-        engine.formats.examples.sequences engine.formats.examples.varints
-        engine.formats.examples.wire engine.formats.examples.writing
+        engine.formats.examples.protobuf_lists engine.formats.examples.ragged_features
+        engine.formats.examples.reading engine.formats.examples.sequences
+        engine.formats.examples.varints engine.formats.examples.wire
+        engine.formats.examples.writing
     """,
     "engine/formats/test_images.py": "io",
     "engine/formats/test_packaged_formats.py": "engine.formats.tables",
