@@ -34,8 +34,16 @@ prepare_venv() {
     fi
     echo "preparing $folder, once" >&2
     rm -f "$stamp"
-    "$python" -c '' 2>/dev/null || "$base" -m venv --clear "$folder" || return
-    "$python" -m pip install --quiet --disable-pip-version-check --editable "$what" || return
+    local pip=("$python" -m pip install) without=()
+    if [[ "${1-}" == run ]] &&
+        "$base" -m pip --python "$(command -v "$base")" --version &>/dev/null; then
+        # To install pip into .venv, and to compile what it installs, takes as long as the rest.
+        pip=("$base" -m pip --python "$python" install --no-compile) without=(--without-pip)
+    elif ! "$python" -c 'import pip' 2>/dev/null; then
+        "$base" -m venv --clear "$folder" || return
+    fi
+    "$python" -c '' 2>/dev/null || "$base" -m venv --clear "${without[@]}" "$folder" || return
+    "${pip[@]}" --quiet --disable-pip-version-check --editable "$what" || return
     installation >"$stamp"
 }
 
