@@ -30,13 +30,13 @@ class Deviation:
     reason: str
 
 
-def listed(text: str | None = None) -> list[Deviation]:
+def read_deviations(text: str | None = None) -> list[Deviation]:
     """The rows of docs/deviations.md (or of `text`)."""
     lines = (LIST.read_text() if text is None else text).splitlines()
     return [Deviation(*row.groups()) for line in lines if (row := _ROW.match(line))]
 
 
-def pinned() -> Pins:
+def read_pins() -> Pins:
     """Case id -> path -> penstock's answer there."""
     pins: Pins = json.loads(PINS.read_text())
     return pins

@@ -130,7 +130,7 @@ def cache(draw: Any, plan: Node) -> Node:
     return plan if endless_inside(plan) else n.Cache(plan, "", n.Store())
 
 
-def mixed(draw: Any, parts: tuple[Node, ...]) -> Node:
+def draw_mix(draw: Any, parts: tuple[Node, ...]) -> Node:
     weights = (draw(st.sampled_from([0.3, 2])), draw(st.sampled_from([0, 0.7])))
     ends = st.sampled_from(["stop", "repeat", "drop"])
     return n.Mix(parts, ("a", "b"), weights, (draw(ends), draw(ends)))
@@ -153,7 +153,7 @@ SAME: list[Step] = [
     lambda draw, plan: n.Choose(
         n.Choices((0.3, 0.7), draw(seed), draw(st.booleans())), (plan, n.Take(plan, 3)), False
     ),
-    lambda draw, plan: n.Take(mixed(draw, (plan, n.Take(plan, 3))), draw(st.integers(0, 20))),
+    lambda draw, plan: n.Take(draw_mix(draw, (plan, n.Take(plan, 3))), draw(st.integers(0, 20))),
 ]
 """Whatever the elements are, they stay what they are."""
 
@@ -204,7 +204,7 @@ STEPS: dict[str, list[tuple[str, Step]]] = {
         ("number", lambda d, p: n.Unbatch(p)),
         ("number", lambda d, p: e.mapped(p, len_64)),
         ("vector", lambda d, p: n.Rebatch(n.Unbatch(p), d(sizes), d(st.booleans()))),
-        ("vector", lambda d, p: e.mapped(packed(d, p), tokens)),
+        ("vector", lambda d, p: e.mapped(draw_pack(d, p), tokens)),
         ("matrix", lambda d, p: n.PaddedBatch(p, d(size), d(st.booleans()))),
         ("ragged", lambda d, p: n.RaggedBatch(p, d(size), d(st.booleans()))),
     ],
@@ -222,7 +222,7 @@ def tokens(row):
     return row["tokens"]
 
 
-def packed(draw: Any, plan: Node) -> Node:
+def draw_pack(draw: Any, plan: Node) -> Node:
     strategy = draw(st.sampled_from(["first_fit", "best_fit", "concat_split"]))
     too_long = "split" if strategy == "concat_split" else draw(st.sampled_from(["error", "split"]))
     separator = draw(st.sampled_from([None, 9]))
@@ -255,7 +255,7 @@ def otherwise_parallel(plan: Node, calls: int | None) -> Node:
     return plan
 
 
-def prefetched(plan: Node) -> Node:
+def add_prefetches(plan: Node) -> Node:
     """The same plan with options and a prefetch behind every operator."""
-    plan = plan.with_inputs(tuple(map(prefetched, plan.inputs)))
+    plan = plan.with_inputs(tuple(map(add_prefetches, plan.inputs)))
     return n.Prefetch(n.WithOptions(plan, Options()), 2)

@@ -21,7 +21,7 @@ from tests.conformance.together import run_together
 def main(arguments: list[str] | None = None) -> int:
     """Runs the chosen cases, prints a line for each; the exit status is 1 if any failed."""
     options = _parser().parse_args(arguments)
-    rows, pins = deviations.listed(), deviations.pinned()
+    rows, pins = deviations.read_deviations(), deviations.read_pins()
     counts: Counter[str] = Counter()
     answers: dict[str, Any] = {}
     chosen = [case for case in load() if options.substring in case.id]

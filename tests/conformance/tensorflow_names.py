@@ -126,9 +126,9 @@ def as_string(value: Any) -> Any:
 def ragged_constant(rows: Sequence[Any], dtype: Any = None) -> Any:
     items = [item for row in rows for item in row]
     if any(isinstance(item, list | tuple) for item in items):
-        return _ragged(ragged_constant(items, dtype), rows)
+        return _build_ragged(ragged_constant(items, dtype), rows)
     values = tensor(items)
-    return _ragged(values if dtype is None else cast(values, dtype), rows)
+    return _build_ragged(values if dtype is None else cast(values, dtype), rows)
 
 
 def ragged_range(starts: Any, limits: Any = None, deltas: Any = 1) -> Any:
@@ -136,10 +136,10 @@ def ragged_range(starts: Any, limits: Any = None, deltas: Any = 1) -> Any:
     firsts, ends, steps = np.broadcast_arrays(tensor(firsts), tensor(ends), tensor(deltas))
     kind = np.result_type(firsts, ends)
     rows = [np.arange(*row, dtype=kind) for row in zip(firsts, ends, steps, strict=True)]
-    return _ragged(np.concatenate(rows), rows)
+    return _build_ragged(np.concatenate(rows), rows)
 
 
-def _ragged(values: Any, rows: Sequence[Any]) -> Any:
+def _build_ragged(values: Any, rows: Sequence[Any]) -> Any:
     return Ragged(values, np.cumsum([0, *(len(row) for row in rows)], dtype=np.int64))
 
 
@@ -155,7 +155,7 @@ class Checkpoint:
         self._parts = parts
 
     def save(self, prefix: str) -> str:
-        arrays = {f"{name}{VALUE}": _saved(one) for name, one in self._parts.items()}
+        arrays = {f"{name}{VALUE}": _save_part(one) for name, one in self._parts.items()}
         np.savez(path := f"{prefix}-1.npz", **arrays)
         return path
 
@@ -165,7 +165,7 @@ class Checkpoint:
                 _restore(one, arrays[f"{name}{VALUE}"])
 
 
-def _saved(part: Any) -> Any:
+def _save_part(part: Any) -> Any:
     return json.dumps(part.state_dict()) if hasattr(part, "state_dict") else part.numpy()
 
 

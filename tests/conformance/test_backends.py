@@ -17,11 +17,11 @@ from penstock.distribute.backends import load as load_backend
 from tests.conformance import oracle_helpers
 from tests.conformance.cases import Case, load
 from tests.conformance.compare import Difference, differences
-from tests.conformance.deviations import listed
+from tests.conformance.deviations import read_deviations
 from tests.conformance.programs import run
 
 AREAS = ("seeds", "rebatch", "iterator", "from_function", "strategy")
-ROWS = listed()
+ROWS = read_deviations()
 
 
 def values_in(answer: Any, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -55,7 +55,7 @@ def expected_of(case: Case) -> dict[str, Any]:
     }
 
 
-def encoded(original: Any, value: Any) -> Any:
+def encode_value(original: Any, value: Any) -> Any:
     """Values of jax are no NumPy arrays and have no `numpy()` either."""
     is_jax = type(value).__module__.startswith("jax")
     return original(np.asarray(value) if is_jax else value)
@@ -86,7 +86,7 @@ def test_gives_the_same_values(case: Case, backend: str, monkeypatch: pytest.Mon
     hide_accelerators(backend, monkeypatch)
     made = partial(penstock.distribute.MirroredStrategy, backend=backend)
     monkeypatch.setattr(penstock.distribute, "MirroredStrategy", made)
-    monkeypatch.setattr(oracle_helpers, "J", partial(encoded, oracle_helpers.J))
+    monkeypatch.setattr(oracle_helpers, "J", partial(encode_value, oracle_helpers.J))
     # A device of torch or jax is an object, not a text.
     asked = case.source.replace("v.device.split", "str(v.device).split")
     outcome = run(Case(case.id, asked, case.expected, case.compare))

@@ -12,7 +12,14 @@ from penstock import errors
 from tests.conformance import apart, deviations, oracle_helpers, report, tensorflow_names
 from tests.conformance.cases import EDITS, FOLDER, PINS, Case, dumps, load
 from tests.conformance.compare import Difference, against, differences
-from tests.conformance.deviations import Deviation, faults, listed, pinned, value_at, without_words
+from tests.conformance.deviations import (
+    Deviation,
+    faults,
+    read_deviations,
+    read_pins,
+    value_at,
+    without_words,
+)
 from tests.conformance.programs import Outcome, run
 
 VALUE_ERROR = {"error": "ValueError", "bases": []}
@@ -148,18 +155,18 @@ def test_pins_keep_the_kind_of_an_error_only() -> None:
 
 
 def test_the_list_of_deviations_names_existing_cases_once_and_gives_reasons() -> None:
-    rows = listed()
+    rows = read_deviations()
     places = [(row.case, row.path) for row in rows]
     assert {row.case for row in rows} <= {one.id for one in load()}
     assert len(set(places)) == len(places)
     assert all(row.instead and row.reason for row in rows)
-    pins = {(name, path) for name, paths in pinned().items() for path in paths}
+    pins = {(name, path) for name, paths in read_pins().items() for path in paths}
     assert pins <= set(places), "pins of deviations that are not listed"
 
 
 def test_every_table_row_with_a_case_is_read() -> None:
     text = "| `a/b` | `c.d` | this | that |\n| case | path | x | y |\n|---|---|---|---|"
-    assert listed(text) == [Deviation("a/b", "c.d", "this", "that")]
+    assert read_deviations(text) == [Deviation("a/b", "c.d", "this", "that")]
 
 
 def test_cases_are_sorted_unique_and_edits_apply() -> None:

@@ -6,12 +6,12 @@ import pytest
 
 from tests.conformance.apart import run_apart
 from tests.conformance.cases import Case, load
-from tests.conformance.deviations import faults, listed, pinned
+from tests.conformance.deviations import faults, read_deviations, read_pins
 from tests.conformance.programs import Outcome, run
 from tests.conformance.report import describe
 from tests.conformance.together import run_together
 
-ROWS, PINNED = listed(), pinned()
+ROWS, PINNED = read_deviations(), read_pins()
 CASES = load()
 ALONE = [case for case in CASES if case.workers == 1]
 

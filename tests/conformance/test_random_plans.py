@@ -14,7 +14,7 @@ from penstock.plan import nodes as n
 from penstock.plan.functions import Function
 from penstock.plan.nodes import INFINITE, UNKNOWN, Mix, Repeat
 from penstock.plan.optimize import RULES, optimize
-from tests.conformance.random_plans import otherwise_parallel, plans, prefetched
+from tests.conformance.random_plans import add_prefetches, otherwise_parallel, plans
 from tests.effort import examples
 from tests.engine import example_plans as e
 from tests.engine.driving import MOST, drained, model, opened, pulls, taken, travelled
@@ -70,7 +70,7 @@ def test_states_fit_plans_that_prefetch_and_call_otherwise(plan, count, calls, a
     state = travelled(iterator.state_dict())
     iterator.close()
     other = otherwise_parallel(fresh(plan), calls)
-    again = Iterator(prefetched(other) if ahead else other, ENVIRONMENT)
+    again = Iterator(add_prefetches(other) if ahead else other, ENVIRONMENT)
     again.load_state_dict(state)
     rest = taken(again, MOST - len(given_before))
     again.close()

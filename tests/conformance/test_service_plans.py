@@ -55,15 +55,15 @@ def travels(plan: Node) -> bool:
     return not any(isinstance(leaf, DatasetSpec) for leaf in nest.flatten(spec)[0])
 
 
-def replaced(plan: Node, path, change) -> Node:
+def replace_node(plan: Node, path, change) -> Node:
     if not path:
         return change(plan)
     inputs = list(plan.inputs)
-    inputs[path[0]] = replaced(inputs[path[0]], path[1:], change)
+    inputs[path[0]] = replace_node(inputs[path[0]], path[1:], change)
     return plan.with_inputs(tuple(inputs))
 
 
-def distributed(plan: Node, service: str, mode=ShardingPolicy.DYNAMIC) -> Node:
+def distribute_plan(plan: Node, service: str, mode=ShardingPolicy.DYNAMIC) -> Node:
     return n.Distribute(plan, service, int(mode))
 
 
@@ -76,7 +76,7 @@ def read(plan: Node, most=MOST):
 @examples(75)
 def test_a_distributed_plan_gives_what_the_plan_gives(clusters, plan, number):
     assume(travels(plan))
-    assert read(distributed(fresh(plan), clusters[number].target)) == model(plan)
+    assert read(distribute_plan(fresh(plan), clusters[number].target)) == model(plan)
 
 
 @given(plans(), st.data(), st.integers(0, MOST_WORKERS - 1))
@@ -85,7 +85,9 @@ def test_a_part_of_a_plan_may_come_from_elsewhere(clusters, plan, data, number):
     places = [path for path, part in parts(plan) if travels(part)]
     assume(places)
     path = data.draw(st.sampled_from(places))
-    made = replaced(fresh(plan), path, lambda part: distributed(part, clusters[number].target))
+    made = replace_node(
+        fresh(plan), path, lambda part: distribute_plan(part, clusters[number].target)
+    )
     assert read(made) == model(made)
 
 
@@ -96,10 +98,10 @@ def test_a_state_fits_other_services_with_other_numbers_of_workers(
 ):
     assume(travels(plan))
     expected = model(plan)
-    with Iterator(distributed(fresh(plan), clusters[first].target), ENVIRONMENT) as iterator:
+    with Iterator(distribute_plan(fresh(plan), clusters[first].target), ENVIRONMENT) as iterator:
         given_before = taken(iterator, count)
         state = travelled(iterator.state_dict())
-    with Iterator(distributed(fresh(plan), clusters[second].target), ENVIRONMENT) as again:
+    with Iterator(distribute_plan(fresh(plan), clusters[second].target), ENVIRONMENT) as again:
         again.load_state_dict(state)
         assert given_before + taken(again, MOST - len(given_before)) == expected
 
@@ -112,19 +114,19 @@ def test_a_plan_with_a_distributed_part_resumes(clusters, plan, data, count, num
     path = data.draw(st.sampled_from(places))
     target = clusters[number].target
 
-    def made():
-        return replaced(fresh(plan), path, lambda part: distributed(part, target))
+    def build_plan():
+        return replace_node(fresh(plan), path, lambda part: distribute_plan(part, target))
 
-    expected = model(made())
-    with Iterator(made(), ENVIRONMENT) as iterator:
+    expected = model(build_plan())
+    with Iterator(build_plan(), ENVIRONMENT) as iterator:
         given_before = taken(iterator, count)
         state = travelled(iterator.state_dict())
-    with Iterator(made(), ENVIRONMENT) as again:
+    with Iterator(build_plan(), ENVIRONMENT) as again:
         again.load_state_dict(state)
         assert given_before + taken(again, MOST - len(given_before)) == expected
 
 
-def counted(elements):
+def count_elements(elements):
     return collections.Counter(map(repr, elements))
 
 
@@ -132,11 +134,11 @@ def counted(elements):
 @examples(25)
 def test_parallel_epochs_give_all_once_per_worker(clusters, plan, number):
     assume(travels(plan))
-    made = distributed(fresh(plan), clusters[number].target, ShardingPolicy.OFF)
+    made = distribute_plan(fresh(plan), clusters[number].target, ShardingPolicy.OFF)
     # Every copy but the first is shuffled in an order of its own.
     copies = [items(plan, (0, copy) if copy else (0,)) for copy in range(number + 1)]
     expected = [plain(item) for copy in copies for item in itertools.islice(copy, MOST)]
-    assert counted(read(made, MOST * 3)) == counted(expected)
+    assert count_elements(read(made, MOST * 3)) == count_elements(expected)
 
 
 @given(plans(depth=4), st.integers(0, 2), st.integers(0, 25))
@@ -146,16 +148,16 @@ def test_without_order_every_element_comes_once(clusters, plan, number, count):
     options = Options()
     options.deterministic = False
 
-    def made():
+    def build_plan():
         whole = n.WithOptions(fresh(plan), options.make_frozen())
-        return distributed(whole, clusters[number].target)
+        return distribute_plan(whole, clusters[number].target)
 
-    with Iterator(made(), ENVIRONMENT) as iterator:
+    with Iterator(build_plan(), ENVIRONMENT) as iterator:
         given_before = taken(iterator, count)
         state = travelled(iterator.state_dict())
-    with Iterator(made(), ENVIRONMENT) as again:
+    with Iterator(build_plan(), ENVIRONMENT) as again:
         again.load_state_dict(state)
-        assert counted(given_before + taken(again)) == counted(model(plan))
+        assert count_elements(given_before + taken(again)) == count_elements(model(plan))
 
 
 @given(plans(depth=4), st.integers(0, 2), st.integers(0, 25))
@@ -169,4 +171,4 @@ def test_readers_of_a_named_job_share_every_element(clusters, plan, number, coun
         found = taken(one, count)
         found += taken(two)
         found += taken(one)
-    assert counted(found) == counted(model(plan))
+    assert count_elements(found) == count_elements(model(plan))

@@ -2,7 +2,7 @@
 
 from tests.conformance.cases import Case, load
 from tests.conformance.programs import Outcome
-from tests.conformance.together import _merged, run_together
+from tests.conformance.together import _merge_outcomes, run_together
 
 
 def test_the_id_says_how_many_processes() -> None:
@@ -12,9 +12,9 @@ def test_the_id_says_how_many_processes() -> None:
 
 
 def test_answers_of_workers_are_one_answer() -> None:
-    merged = _merged([Outcome([1]), Outcome({"raised": {}}, "Traceback")])
+    merged = _merge_outcomes([Outcome([1]), Outcome({"raised": {}}, "Traceback")])
     assert merged == Outcome({"workers": [[1], {"raised": {}}]}, "worker 1:\nTraceback")
-    assert not _merged([Outcome(1), Outcome(2)]).failed
+    assert not _merge_outcomes([Outcome(1), Outcome(2)]).failed
 
 
 def test_a_crash_is_an_answer_and_the_other_programs_continue() -> None:

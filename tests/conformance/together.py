@@ -47,7 +47,7 @@ def _one_team(cases: list[Case], seconds: float) -> Iterator[Outcome]:
                 ended = children[lines.index("")]
                 yield death(ended.returncode, ended.read_errors())
                 return
-            yield _merged([Outcome(*json.loads(line)) for line in lines])
+            yield _merge_outcomes([Outcome(*json.loads(line)) for line in lines])
 
 
 def _describe(addresses: list[str], index: int) -> str:
@@ -56,7 +56,7 @@ def _describe(addresses: list[str], index: int) -> str:
     )
 
 
-def _merged(outcomes: list[Outcome]) -> Outcome:
+def _merge_outcomes(outcomes: list[Outcome]) -> Outcome:
     traces = [f"worker {i}:\n{one.trace}" for i, one in enumerate(outcomes) if one.failed]
     return Outcome({"workers": [one.answer for one in outcomes]}, "\n".join(traces))
 
@@ -71,7 +71,7 @@ def _child(folder: Path, seconds: float, ids: list[str]) -> None:
     for number, case_id in enumerate(ids):
         if seconds:
             faulthandler.dump_traceback_later(seconds, exit=True)
-        given = _given(strategy, folder / str(number))
+        given = _build_arguments(strategy, folder / str(number))
         outcome = run(cases[case_id], **given)
         print(json.dumps([outcome.answer, outcome.trace]), file=outcomes, flush=True)
         _meet(strategy)
@@ -80,7 +80,7 @@ def _child(folder: Path, seconds: float, ids: list[str]) -> None:
     os._exit(0)
 
 
-def _given(strategy: MultiWorkerMirroredStrategy, folder: Path) -> dict[str, Any]:
+def _build_arguments(strategy: MultiWorkerMirroredStrategy, folder: Path) -> dict[str, Any]:
     folder.mkdir(exist_ok=True)
     replicas = strategy._replicas
     place = {"W": replicas.workers, "worker_index": replicas.worker}
