@@ -50,7 +50,7 @@ class Noting(ColumnDelivery):
         self.closed += 1
 
 
-def delivered(
+def open_iterator(
     dataset: Dataset, ahead: int = 2, open_delivery: Callable[[], Delivery] = Noting
 ) -> DeliveredIterator:
     return DeliveredIterator(
@@ -78,7 +78,7 @@ def texts(elements: Any) -> list[str]:
 @pytest.mark.parametrize("ahead", [1, 3])
 def test_as_many_are_sent_ahead_as_it_was_told(ahead: int) -> None:
     delivery = Noting()
-    iterator = delivered(Dataset.range(16), ahead, lambda: delivery)
+    iterator = open_iterator(Dataset.range(16), ahead, lambda: delivery)
     for number in range(4):
         assert next(iterator) == number
         wait_for_the_thread(iterator)
@@ -94,7 +94,7 @@ def test_as_many_are_sent_ahead_as_it_was_told(ahead: int) -> None:
 
 def test_without_a_thread_elements_are_sent_when_they_are_asked_for() -> None:
     delivery = Noting()
-    iterator = delivered(Dataset.range(10), 0, lambda: delivery)
+    iterator = open_iterator(Dataset.range(10), 0, lambda: delivery)
     assert delivery.sent == []
     assert next(iterator) == 0
     assert delivery.sent == delivery.received == [0]
@@ -111,7 +111,7 @@ def test_an_element_does_not_wait_for_the_elements_ahead() -> None:
             yield number
 
     signature = TensorSpec([], int64)
-    iterator = delivered(Dataset.from_generator(one_at_a_time, output_signature=signature))
+    iterator = open_iterator(Dataset.from_generator(one_at_a_time, output_signature=signature))
     for number in range(4):
         assert next(iterator) == number
         taken.release()
@@ -120,27 +120,27 @@ def test_an_element_does_not_wait_for_the_elements_ahead() -> None:
 @pytest.mark.parametrize("dataset", DATASETS)
 @pytest.mark.parametrize("ahead", [0, 2])
 def test_every_state_gives_exactly_the_rest(dataset: Dataset, ahead: int) -> None:
-    iterator = delivered(dataset, ahead)
+    iterator = open_iterator(dataset, ahead)
     states, elements = [iterator.state_dict()], []
     for element in iterator:
         elements.append(element)
         states.append(iterator.state_dict())
     for number, state in enumerate(states):
-        other = delivered(dataset, ahead)
+        other = open_iterator(dataset, ahead)
         other.load_state_dict(state)
         assert texts(other) == texts(elements[number:])
 
 
 def test_a_state_is_that_of_the_iterator_without_the_elements_ahead() -> None:
     dataset = Dataset.range(10).shuffle(10, seed=1)
-    iterator, plain = delivered(dataset), iter(dataset)
+    iterator, plain = open_iterator(dataset), iter(dataset)
     for _ in range(4):
         next(iterator), next(plain)
     assert json.loads(json.dumps(iterator.state_dict()))["at"] == plain.state_dict()["at"] == 4
 
 
 def test_a_loaded_state_forgets_what_was_ahead() -> None:
-    iterator = delivered(Dataset.range(10))
+    iterator = open_iterator(Dataset.range(10))
     beginning = iterator.state_dict()
     assert list(iterator) == list(range(10))
     iterator.load_state_dict(beginning)
@@ -148,12 +148,12 @@ def test_a_loaded_state_forgets_what_was_ahead() -> None:
 
 
 def test_closing_keeps_the_place() -> None:
-    iterator = delivered(STREAM)
+    iterator = open_iterator(STREAM)
     with iterator:
         next(iterator), next(iterator)
     assert list(iterator) == []
     iterator.close()
-    other = delivered(STREAM)
+    other = open_iterator(STREAM)
     other.load_state_dict(iterator.state_dict())
     assert list(other) == [4, 6, 8, 10, 12, 14, 16, 18]
 
@@ -166,7 +166,7 @@ def without_3(x: Any) -> Any:
 
 @pytest.mark.parametrize("ahead", [0, 2])
 def test_a_failure_comes_in_its_turn_and_the_rest_after_it(ahead: int) -> None:
-    iterator = delivered(Dataset.range(6).map(without_3), ahead)
+    iterator = open_iterator(Dataset.range(6).map(without_3), ahead)
     assert [next(iterator) for _ in range(3)] == [0, 1, 2]
     with pytest.raises(UnknownError, match="map: without_3 at .* element 3"):
         next(iterator)
@@ -186,7 +186,7 @@ class Dividing(Noting):
 def test_an_element_that_cannot_be_sent_fails_in_its_turn(ahead: int) -> None:
     zeros = {4, 5, 9}
     dataset = Dataset.range(12).map(lambda x: x * 0 if int(x) in zeros else x + 1)
-    iterator, found = delivered(dataset, ahead, Dividing), []
+    iterator, found = open_iterator(dataset, ahead, Dividing), []
     states = []
     for number in range(12):
         states.append(iterator.state_dict())
@@ -197,7 +197,7 @@ def test_an_element_that_cannot_be_sent_fails_in_its_turn(ahead: int) -> None:
             found.append(int(next(iterator)))
     assert found == [1, 2, 3, 4, 7, 8, 9, 11, 12]
     for number, state in enumerate(states):
-        other = delivered(dataset, ahead, Dividing)
+        other = open_iterator(dataset, ahead, Dividing)
         other.load_state_dict(state)
         if number in zeros:
             with pytest.raises(AssertionError, match="zero"):
@@ -207,17 +207,17 @@ def test_an_element_that_cannot_be_sent_fails_in_its_turn(ahead: int) -> None:
 
 
 def test_it_says_what_it_iterates_over() -> None:
-    assert repr(delivered(Dataset.range(3))) == "<DeliveredIterator over range>"
+    assert repr(open_iterator(Dataset.range(3))) == "<DeliveredIterator over range>"
 
 
 def test_an_element_that_is_a_dataset_is_refused() -> None:
-    iterator = delivered(Dataset.range(4).window(2))
+    iterator = open_iterator(Dataset.range(4).window(2))
     with pytest.raises(InvalidTypeError, match="^here: an element is a dataset; flatten it with"):
         next(iterator)
 
 
 def test_elements_without_leaves_are_delivered() -> None:
-    assert list(delivered(Dataset.range(3).map(lambda x: ()))) == [(), (), ()]
+    assert list(open_iterator(Dataset.range(3).map(lambda x: ()))) == [(), (), ()]
 
 
 @pytest.mark.parametrize("ahead", [0, 2])
@@ -230,7 +230,7 @@ def test_an_interrupted_iteration_continues_with_the_same_element(ahead: int) ->
             raise KeyboardInterrupt
         return x
 
-    iterator = delivered(Dataset.range(8).map(interrupt_once), ahead)
+    iterator = open_iterator(Dataset.range(8).map(interrupt_once), ahead)
     found = [int(next(iterator)) for _ in range(3)]
     with pytest.raises(KeyboardInterrupt):
         next(iterator)
@@ -239,7 +239,7 @@ def test_an_interrupted_iteration_continues_with_the_same_element(ahead: int) ->
 
 @pytest.mark.parametrize("ahead", [0, 2])
 def test_several_threads_together_get_every_element_once(ahead: int) -> None:
-    iterator = delivered(Dataset.range(400).batch(2), ahead)
+    iterator = open_iterator(Dataset.range(400).batch(2), ahead)
     found: list[int] = []
     threads = [
         threading.Thread(target=lambda: [found.extend(batch.tolist()) for batch in iterator])
@@ -253,6 +253,6 @@ def test_several_threads_together_get_every_element_once(ahead: int) -> None:
 
 
 def test_its_profile_names_the_operators() -> None:
-    iterator = delivered(Dataset.range(8).map(lambda x: x + 1))
+    iterator = open_iterator(Dataset.range(8).map(lambda x: x + 1))
     assert list(map(int, iterator)) == list(range(1, 9))
     assert "map" in str(iterator.profile())

@@ -12,7 +12,7 @@ from penstock.data import Dataset
 SAME_ORDER = "this epoch has the same order as the one before"
 
 
-def shuffled(**options: Any) -> Dataset:
+def shuffle_range(**options: Any) -> Dataset:
     return Dataset.range(8).shuffle(8, **options)
 
 
@@ -28,7 +28,7 @@ def is_warned(*passes: Callable[[], Any]) -> bool:
 
 @pytest.mark.parametrize("seed", [1, None])
 def test_a_dataset_made_in_each_epoch_warns(seed: int | None) -> None:
-    dataset = shuffled(seed=seed)
+    dataset = shuffle_range(seed=seed)
     first = [batch.tolist() for batch in dataset.batch(4)]
     with pytest.warns(UserWarning, match=SAME_ORDER) as found:
         second = [batch.tolist() for batch in dataset.batch(4)]
@@ -38,7 +38,7 @@ def test_a_dataset_made_in_each_epoch_warns(seed: int | None) -> None:
 
 def test_a_strategy_in_each_epoch_warns() -> None:
     strategy = penstock.distribute.MirroredStrategy(["CPU:0"])
-    batches = shuffled().batch(4)
+    batches = shuffle_range().batch(4)
     list(strategy.experimental_distribute_dataset(batches))
     with pytest.warns(UserWarning, match=SAME_ORDER) as found:
         list(strategy.experimental_distribute_dataset(batches))
@@ -46,24 +46,24 @@ def test_a_strategy_in_each_epoch_warns() -> None:
 
 
 def test_it_warns_once_where_epochs_go_on() -> None:
-    dataset = shuffled()
+    dataset = shuffle_range()
     assert is_warned(*[lambda: list(dataset.batch(4))] * 2)
     assert not is_warned(lambda: list(dataset.batch(4)))
 
 
 def test_one_dataset_does_not_warn() -> None:
-    dataset = shuffled().batch(4)
+    dataset = shuffle_range().batch(4)
     assert not is_warned(*[lambda: list(dataset)] * 3)
 
 
 def test_an_order_that_is_kept_does_not_warn() -> None:
-    kept, cached = shuffled(reshuffle_each_iteration=False), shuffled().cache()
+    kept, cached = shuffle_range(reshuffle_each_iteration=False), shuffle_range().cache()
     assert not is_warned(*[lambda: list(kept.batch(4))] * 2)
     assert not is_warned(*[lambda: list(cached.batch(4))] * 2)
 
 
 def test_parts_of_one_order_do_not_warn() -> None:
-    dataset = shuffled()
+    dataset = shuffle_range()
     assert not is_warned(lambda: list(dataset.take(2)), lambda: list(dataset.skip(2)))
     assert not is_warned(
         lambda: list(dataset.map(lambda x: x + 1)),
@@ -72,12 +72,12 @@ def test_parts_of_one_order_do_not_warn() -> None:
 
 
 def test_a_look_at_the_first_elements_does_not_warn() -> None:
-    dataset = shuffled()
+    dataset = shuffle_range()
     assert not is_warned(*[lambda: next(iter(dataset.batch(4)))] * 3)
 
 
 def test_a_resumed_epoch_does_not_warn() -> None:
-    dataset = shuffled()
+    dataset = shuffle_range()
     iterator = iter(dataset.batch(2))
     next(iterator)
     state = iterator.state_dict()

@@ -21,7 +21,7 @@ def test_peek_gives_the_first_elements_and_no_more() -> None:
         TEN.peek(-1)
 
 
-def replaced(at: int, value: Any) -> Dataset:
+def replace_element(at: int, value: Any) -> Dataset:
     return TEN.map(lambda x: np.int64(value) if x == at else x)
 
 
@@ -29,10 +29,14 @@ def replaced(at: int, value: Any) -> Dataset:
     ("one", "two", "words"),
     [
         (TEN, TEN, ""),
-        (TEN, replaced(4, 7), "element 4 is 4 in the first dataset, 7 in the second"),
+        (TEN, replace_element(4, 7), "element 4 is 4 in the first dataset, 7 in the second"),
         (TEN, TEN.take(6), "element 6 does not exist in the second, which has only 6"),
         (TEN.take(2), TEN, "element 2 does not exist in the first dataset, which has only 2"),
-        (TEN.batch(5), replaced(7, 0).batch(5), "element 1 at [2] is 7 in the first dataset, 0"),
+        (
+            TEN.batch(5),
+            replace_element(7, 0).batch(5),
+            "element 1 at [2] is 7 in the first dataset, 0",
+        ),
         (TEN.batch(5), TEN.batch(4), "element 0 is int64 of shape (5,) in the first dataset, int"),
         (TEN, TEN.map(np.float32), "element 0 is a scalar of int64 in the first dataset, a scalar"),
         (TEN.map(lambda x: (x, x)), TEN.map(lambda x: (x, x * x)), "element 2, component 1, is 2"),
@@ -43,7 +47,11 @@ def replaced(at: int, value: Any) -> Dataset:
         ),
         (TEN.map(lambda x: (x, {"a": x})), TEN, "element 0 has the structure (*, {'a': *}) in the"),
         (TEN.map(lambda x: b"a"), TEN.map(lambda x: b"b"), "element 0 is b'a' in the first"),
-        (TEN.window(3), replaced(4, 0).window(3), "element 1 is a dataset: its element 1 is 4"),
+        (
+            TEN.window(3),
+            replace_element(4, 0).window(3),
+            "element 1 is a dataset: its element 1 is 4",
+        ),
         (
             Dataset.from_tensors(Ragged.from_rows([[1], [2, 3]])),
             Dataset.from_tensors(Ragged.from_rows([[1], [2, 4]])),

@@ -14,7 +14,7 @@ from penstock.data import Dataset, experimental
 CALLS: list[int] = []
 
 
-def called(x: Any) -> Any:
+def note_call(x: Any) -> Any:
     CALLS.append(int(x))
     return x
 
@@ -28,12 +28,12 @@ def test_1_ragged_batch() -> None:
     assert [x.shape for x in ds.ragged_batch(2)] == [(2, None)] * 3
 
 
-def cached() -> Dataset:
-    return Dataset.range(5).map(called).cache()
+def cache_range() -> Dataset:
+    return Dataset.range(5).map(note_call).cache()
 
 
 @pytest.mark.parametrize(
-    "make", [lambda: Dataset.zip((cached(), cached())), lambda: cached().take(5)]
+    "make", [lambda: Dataset.zip((cache_range(), cache_range())), lambda: cache_range().take(5)]
 )
 def test_2_cache(make: Any) -> None:
     ds = make()

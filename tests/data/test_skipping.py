@@ -91,14 +91,14 @@ def csv(paths: Any, **more: Any) -> Dataset:
     return CsvDataset(paths, ["int64"], **more)
 
 
-def fixed(paths: Any, **more: Any) -> Dataset:
+def read_fixed(paths: Any, **more: Any) -> Dataset:
     return FixedLengthRecordDataset(paths, 4, **more)
 
 
 READERS: dict[str, tuple[Callable[..., Dataset], Write]] = {
     "TFRecordDataset": (TFRecordDataset, write_tfrecords),
     "CsvDataset": (csv, write_rows),
-    "FixedLengthRecordDataset": (fixed, write_fixed),
+    "FixedLengthRecordDataset": (read_fixed, write_fixed),
     "Dataset.from_parquet": (Dataset.from_parquet, write_parquet),
     "Dataset.from_arrow": (Dataset.from_arrow, write_arrow),
     "Dataset.from_numpy": (Dataset.from_numpy, write_numpy),

@@ -25,7 +25,7 @@ def texts(elements: Any) -> list[str]:
     return [str(element) for element in elements]
 
 
-def begun(dataset: Dataset, count: int = 3) -> Iterator:
+def begin_reading(dataset: Dataset, count: int = 3) -> Iterator:
     iterator = iter(dataset)
     for _ in range(count):
         next(iterator)
@@ -111,7 +111,7 @@ def test_the_state_of_another_pipeline_is_refused(
 
 
 def test_a_pipeline_without_a_seed_takes_that_of_the_state() -> None:
-    saved = begun(TEN.shuffle(10, seed=1))
+    saved = begin_reading(TEN.shuffle(10, seed=1))
     loaded = iter(TEN.shuffle(10))
     loaded.load_state_dict(saved.state_dict())
     assert ints(loaded) == ints(saved)
@@ -126,7 +126,7 @@ def test_files_may_move_to_another_folder() -> None:
 def test_a_wrong_state_is_refused(
     dataset: Dataset, spoil: Callable[[dict[str, Any]], Any], match: str
 ) -> None:
-    iterator = begun(dataset, 2)
+    iterator = begin_reading(dataset, 2)
     state = iterator.state_dict()
     with pytest.raises(InvalidArgumentError, match=f"^Iterator.load_state_dict: .*{match}"):
         iterator.load_state_dict(spoil(state))
@@ -153,12 +153,12 @@ def test_every_position_up_to_the_end_is_right(at: int) -> None:
 )
 @pytest.mark.parametrize("count", [0, 1, 4])
 def test_a_state_that_was_made_is_right(dataset: Dataset, count: int) -> None:
-    iterator = begun(dataset.take(6), count)
+    iterator = begin_reading(dataset.take(6), count)
     state = json.loads(json.dumps(iterator.state_dict()))
     assert ints(rest(dataset.take(6), state)) == ints(iterator)
 
 
-@pytest.mark.parametrize("iterator", [begun(TEN), TEN.as_numpy_iterator()])
+@pytest.mark.parametrize("iterator", [begin_reading(TEN), TEN.as_numpy_iterator()])
 def test_an_iterator_is_not_pickled_but_its_state(iterator: Any) -> None:
     match = r"Iterator: cannot be pickled; save iterator.state_dict\(\) and load it into iter\(data"
     with pytest.raises(InvalidTypeError, match=match):

@@ -364,7 +364,7 @@ def test_tables_are_not_copied() -> None:
 NESTED = pa.list_(pa.list_(pa.int16(), 2), 2)
 
 
-def nested(row: int) -> list[list[int]]:
+def nest_row(row: int) -> list[list[int]]:
     return [[row, 1], [2, 3]]
 
 
@@ -375,13 +375,13 @@ def moments(row: int) -> list[list[datetime.datetime]]:
 @pytest.mark.parametrize(
     "array",
     [
-        pa.array([nested(row) for row in range(6)], NESTED).slice(3),
+        pa.array([nest_row(row) for row in range(6)], NESTED).slice(3),
         pa.FixedSizeListArray.from_arrays(
             pa.array([[row, row + 1] for row in range(20)], pa.list_(pa.int16(), 2)).slice(4, 6), 2
         ),
-        pa.array([{"a": nested(row)} for row in range(6)], pa.struct({"a": NESTED})).slice(3),
+        pa.array([{"a": nest_row(row)} for row in range(6)], pa.struct({"a": NESTED})).slice(3),
         pa.ListArray.from_arrays(
-            [0, 1, 3, 6], pa.array([nested(row) for row in range(20)], NESTED).slice(7, 6)
+            [0, 1, 3, 6], pa.array([nest_row(row) for row in range(20)], NESTED).slice(7, 6)
         ),
         pa.array(
             [moments(row) for row in range(6)], pa.list_(pa.list_(pa.timestamp("s"), 2), 2)
@@ -405,10 +405,10 @@ def plain(value: Any) -> Any:
 def test_huggingface_slices_of_nested_sequences_are_gathered() -> None:
     pairs = datasets.Sequence(datasets.Sequence(datasets.Value("int32"), length=2), length=2)
     rows = datasets.Dataset.from_dict(
-        {"x": [nested(row) for row in range(6)]}, features=datasets.Features({"x": pairs})
+        {"x": [nest_row(row) for row in range(6)]}, features=datasets.Features({"x": pairs})
     )
     dataset = Dataset.from_huggingface(rows.select(range(3, 6))).select([2, 0])
-    assert [row["x"].tolist() for row in dataset] == [nested(5), nested(3)]
+    assert [row["x"].tolist() for row in dataset] == [nest_row(5), nest_row(3)]
 
 
 def test_huggingface_streams_without_features() -> None:

@@ -71,6 +71,6 @@ class OlderLibrary(Library):
         return Library.cuMemcpyBatchAsync_v2(self, *arguments)
 
 
-def delivered(delivery: Any, chunk: Chunk) -> list[list[Any]]:
+def deliver_chunk(delivery: Any, chunk: Chunk) -> list[list[Any]]:
     sent = delivery.send(chunk)
     return [delivery.receive(list(leaves)) for leaves in zip(*sent.columns, strict=True)]

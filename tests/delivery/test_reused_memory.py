@@ -17,7 +17,7 @@ from penstock.element import nest
 from penstock.element.chunk import Chunk
 from penstock.element.reused import ReusedMemory, find_base
 from penstock.engine.processes.chunk_memory import MappedSlabs, ReceiveBuffers, SlabPool
-from tests.delivery.simulated_cuda import Library, delivered
+from tests.delivery.simulated_cuda import Library, deliver_chunk
 
 SIZE = 3 << 20
 
@@ -117,7 +117,7 @@ def test_a_cell_is_held_until_the_gpu_has_read_it(small: None, devices: list[Any
     delivery = jax_delivery.JaxCudaDelivery(devices[:1], None, 2, Driver(library))
     for value in range(2):
         chunk = Chunk(nest.LEAF, [shared.receive(value)], 1)
-        ((array,),) = delivered(delivery, chunk)
+        ((array,),) = deliver_chunk(delivery, chunk)
         np.testing.assert_array_equal(array, chunk.columns[0][0])
         del chunk
     gc.collect()
@@ -135,7 +135,7 @@ def test_without_locked_memory_chunks_arrive_all_the_same(
 ) -> None:
     driver, shared = Driver(Library(cuMemHostRegister_v2=712)), SharedMemory()
     delivery = jax_delivery.JaxCudaDelivery(devices[:1], None, 2, driver)
-    ((array,),) = delivered(delivery, Chunk(nest.LEAF, [shared.receive(5)], 1))
+    ((array,),) = deliver_chunk(delivery, Chunk(nest.LEAF, [shared.receive(5)], 1))
     assert set(np.asarray(array).view(np.uint8)) == {5}
     gc.collect()
     assert shared.mapped.unused_count == 1

@@ -16,7 +16,7 @@ from penstock.delivery.locked_memory import Buffers, LockedArrays
 from penstock.delivery.row_fetch import RowFetch, owners_of_row_numbers
 from penstock.element import nest
 from penstock.element.chunk import Chunk
-from tests.delivery.simulated_cuda import Library, OlderLibrary, delivered
+from tests.delivery.simulated_cuda import Library, OlderLibrary, deliver_chunk
 
 
 def fetch(library: Library, *columns: Any) -> RowFetch:
@@ -218,7 +218,7 @@ def test_jax_gets_what_cuda_copied(library, devices):
     rows = np.arange(2 * 8 * 4, dtype=np.float32).reshape(2, 8, 4)
     mixed = [np.arange(100, dtype=">i4"), b"word"]
     chunk = Chunk(nest.tuple_of(4), [np.full(2, 2), rows, np.arange(2), mixed], 2)
-    for i, (present, large, small, other) in enumerate(delivered(delivery, chunk)):
+    for i, (present, large, small, other) in enumerate(deliver_chunk(delivery, chunk)):
         assert present == 2
         np.testing.assert_array_equal(large, rows[i])
         assert large.devices() == {devices[0].device}
@@ -233,7 +233,7 @@ def test_berths_and_buffers_are_used_again_even_if_what_was_received_is_gone(lib
     kept = []
     for i in range(20):
         rows = np.full((1, 50), i, np.int32)
-        ((first, second),) = delivered(delivery, Chunk(nest.PAIR, [rows, rows + 1], 1))
+        ((first, second),) = deliver_chunk(delivery, Chunk(nest.PAIR, [rows, rows + 1], 1))
         kept.append((i, first))
         np.testing.assert_array_equal(second, rows[0] + 1)
         second.delete()
@@ -264,7 +264,7 @@ def test_jax_gets_rows_by_their_numbers(library, devices, status):
     delivery = plain.of_rows(whole)
     numbers = [np.array([[3, 2], [5, 6]]), [np.array([7, 0, 1]), np.array([], int)]]
     chunk = Chunk(nest.tuple_of(3), [np.full(2, 2), *numbers], 2)
-    for i, (_, *leaves) in enumerate(delivered(delivery, chunk)):
+    for i, (_, *leaves) in enumerate(deliver_chunk(delivery, chunk)):
         for j, leaf in enumerate(leaves):
             expected = whole.columns[j % 3][numbers[j // 3][i]]
             np.testing.assert_array_equal(leaf, expected)

@@ -16,7 +16,7 @@ from penstock.delivery.jax_sharded import Parts, ShardedDelivery, open_sharded
 from penstock.element import nest
 from penstock.element.chunk import Chunk
 from penstock.errors import InvalidArgumentError
-from tests.delivery.simulated_cuda import Library, delivered
+from tests.delivery.simulated_cuda import Library, deliver_chunk
 
 
 def split(*axes: Any, mesh: tuple[int, ...] = (2,)) -> NamedSharding:
@@ -43,7 +43,7 @@ def test_each_device_gets_its_part(library, monkeypatch, sharding, is_gpu):
     rows = np.arange(2 * 8 * 4, dtype=np.float32).reshape(2, 8, 4)
     mixed = [np.zeros((4, 2), np.int32), b"word"]
     chunk = Chunk(nest.tuple_of(2), [rows, mixed], 2)
-    for i, (array, other) in enumerate(delivered(delivery, chunk)):
+    for i, (array, other) in enumerate(deliver_chunk(delivery, chunk)):
         assert array.sharding.is_equivalent_to(sharding, 2)
         for part in array.addressable_shards:
             np.testing.assert_array_equal(part.data, rows[i][part.index])
@@ -60,7 +60,7 @@ def test_devices_fetch_their_rows_by_number(library, monkeypatch, sharding):
     assert delivery is not None
     numbers: Any = np.array([[3, 2, 9, 8], [5, 6, 0, 39]])
     for column in (numbers, [numbers[0], numbers[1, :2]]):
-        made = delivered(delivery, Chunk(nest.LEAF, [column], 2))
+        made = deliver_chunk(delivery, Chunk(nest.LEAF, [column], 2))
         for batch, (array, label) in zip(column, made, strict=True):
             assert array.sharding.is_equivalent_to(sharding, 2)
             np.testing.assert_array_equal(array, rows[batch])

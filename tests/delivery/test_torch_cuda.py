@@ -15,7 +15,7 @@ from penstock.delivery.locked_memory import LockedArrays
 from penstock.delivery.torch_delivery import open_delivery
 from penstock.element import nest
 from penstock.element.chunk import Chunk
-from tests.delivery.simulated_cuda import Library, delivered
+from tests.delivery.simulated_cuda import Library, deliver_chunk
 from tests.delivery.simulated_torch import GPU, OnGpu, Torch
 from tests.delivery.test_reused_memory import SharedMemory
 
@@ -43,7 +43,7 @@ def test_columns_go_through_locked_memory(torch: Torch, columns: Any) -> None:
     words = np.array([b"a", b"b", b"c"], object)
     shapes = [np.arange(2), np.arange(3), np.arange(4)]
     delivery = open_delivery([GPU], columns, 2)
-    made = delivered(delivery, Chunk(nest.tuple_of(3), [rows, words, shapes], 3))
+    made = deliver_chunk(delivery, Chunk(nest.tuple_of(3), [rows, words, shapes], 3))
     for i, (row, word, shape) in enumerate(made):
         np.testing.assert_array_equal(numbers(row), rows[i])
         np.testing.assert_array_equal(numbers(shape), shapes[i])
@@ -57,7 +57,7 @@ def test_the_gpu_reads_chunks_of_worker_processes_in_place(torch: Torch) -> None
     shared, delivery = SharedMemory(), open_delivery([GPU], None, 2)
     torch.cuda.is_done = False
     for value in range(3):
-        ((tensor,),) = delivered(delivery, Chunk(nest.LEAF, [shared.receive(value)], 1))
+        ((tensor,),) = deliver_chunk(delivery, Chunk(nest.LEAF, [shared.receive(value)], 1))
         assert set(numbers(tensor).view(np.uint8)) == {value}
     gc.collect()
     assert torch.locked == 0
@@ -76,7 +76,7 @@ def test_events_and_streams_do_not_wait_for_the_garbage_collector(torch: Torch) 
     try:
         delivery = open_delivery([GPU], None, 2)
         for value in range(3):
-            delivered(delivery, Chunk(nest.LEAF, [np.full(8, value)], 8))
+            deliver_chunk(delivery, Chunk(nest.LEAF, [np.full(8, value)], 8))
         found = [weakref.ref(each) for each in (*delivery._used, *delivery._streams.values())]
         assert found
         delivery.close()
@@ -93,7 +93,7 @@ def test_a_chunk_that_cannot_be_locked_is_copied(
         monkeypatch.setattr(torch_delivery, "driver", lambda driver=driver: driver)
         delivery = open_delivery([GPU], None, 2)
         chunk = Chunk(nest.LEAF, [SharedMemory().receive(5)], 1)
-        ((tensor,),) = delivered(delivery, chunk)
+        ((tensor,),) = deliver_chunk(delivery, chunk)
         assert set(numbers(tensor).view(np.uint8)) == {5}
         delivery.close()
     assert torch.locked == 2
@@ -106,7 +106,7 @@ def test_rows_are_fetched_by_number(torch: Torch) -> None:
     delivery = plain.of_rows(Chunk(nest.tuple_of(2), [large, words], 40))
     assert delivery is not None
     batches = np.array([[3, 2, 9], [5, 6, 39]])
-    made = delivered(delivery, Chunk(nest.LEAF, [batches], 2))
+    made = deliver_chunk(delivery, Chunk(nest.LEAF, [batches], 2))
     for batch, (rows, some) in zip(batches, made, strict=True):
         np.testing.assert_array_equal(numbers(rows), large[batch])
         assert some.tolist() == words[batch].tolist()
@@ -118,6 +118,6 @@ def test_rows_are_fetched_by_number(torch: Torch) -> None:
 def test_a_caller_that_computes_slowly_is_waited_for(torch: Torch) -> None:
     delivery = open_delivery([GPU], None, 1)
     for _ in range(5):
-        delivered(delivery, Chunk(nest.LEAF, [np.zeros((1, 4))], 1))
+        deliver_chunk(delivery, Chunk(nest.LEAF, [np.zeros((1, 4))], 1))
     assert torch.cuda.waits == 1
     delivery.close()

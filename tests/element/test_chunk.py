@@ -31,13 +31,13 @@ ELEMENTS = {
 }
 
 
-def listed(value):
+def convert_to_lists(value):
     if isinstance(value, Ragged):
         return value.to_list()
     if isinstance(value, dict):
-        return {key: listed(part) for key, part in value.items()}
+        return {key: convert_to_lists(part) for key, part in value.items()}
     if isinstance(value, tuple):
-        return type(value), [listed(part) for part in value]
+        return type(value), [convert_to_lists(part) for part in value]
     return value.tolist() if isinstance(value, np.ndarray | np.generic) else value
 
 
@@ -45,14 +45,18 @@ def listed(value):
 def test_elements_come_out_as_they_went_in(elements):
     chunk = Chunk.of(elements)
     assert len(chunk) == 2
-    assert [listed(x) for x in chunk.elements()] == [listed(x) for x in elements]
+    assert [convert_to_lists(x) for x in chunk.elements()] == [
+        convert_to_lists(x) for x in elements
+    ]
 
 
 @pytest.mark.parametrize("elements", ELEMENTS.values(), ids=ELEMENTS)
 def test_chunks_are_sliced_taken_and_joined(elements):
     chunk = Chunk.of(elements).with_numbers(np.array([7, 8]))
     joined = Chunk.join([chunk.rows(1, 9), chunk.take(np.array([0]))])
-    assert [listed(x) for x in joined.elements()] == [listed(x) for x in elements[::-1]]
+    assert [convert_to_lists(x) for x in joined.elements()] == [
+        convert_to_lists(x) for x in elements[::-1]
+    ]
     assert joined.numbers.tolist() == [8, 7]
     assert joined.kind == chunk.kind
 

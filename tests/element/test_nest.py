@@ -18,7 +18,7 @@ class Pair:
 
 
 @dataclass
-class Labelled:
+class LabelledValue:
     """A structure by its own methods, of which `__tf_unflatten__` is one of an instance."""
 
     label: str
@@ -38,7 +38,7 @@ STRUCTURES = {
     "ordered dict": OrderedDict(b=1, a=2),
     "named tuple": Point(1, {"z": 2}),
     "dataclass": Pair(1, (2, 3)),
-    "own methods": Labelled("label", (1, 2)),
+    "own methods": LabelledValue("label", (1, 2)),
     "none": (None, 1),
     "list": ([1, [2]], 3),
 }

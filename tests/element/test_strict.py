@@ -62,14 +62,14 @@ def test_bytes_are_printed_with_a_warning(capsys: pytest.CaptureFixture[str]) ->
     assert caught[0].filename == __file__, "the warning names the line of the function"
 
 
-class Named(NamedTuple):
+class NamedLetter(NamedTuple):
     letter: Any
 
 
 IN_ELEMENTS: dict[str, Dataset] = {
     "tuple": LETTERS.enumerate().filter(lambda _, x: x == "a"),
     "dict": LETTERS.map(lambda x: {"k": x}).filter(lambda d: d["k"] == "a"),
-    "named tuple": LETTERS.map(Named).filter(lambda d: d.letter == "a"),
+    "named tuple": LETTERS.map(NamedLetter).filter(lambda d: d.letter == "a"),
     "array": LETTERS.batch(2).map(lambda x: x == "a"),
     "column": LETTERS.map(lambda x: x == "a", vectorized=True),
     "random": LETTERS.map(lambda x, random: x == "a", random=True),

@@ -17,7 +17,7 @@ from penstock.errors import InvalidArgumentError
 VECTOR = tf.TensorSpec((None,), tf.string)
 
 
-def generated(value: Any) -> Any:
+def generate_value(value: Any) -> Any:
     return Dataset.from_generator(lambda: iter([value]), output_signature=VECTOR)
 
 
@@ -43,7 +43,7 @@ def test_lists_and_arrays_become_bytes(value: Any, expected: Any) -> None:
 def test_every_way_into_a_dataset() -> None:
     assert list(Dataset.from_tensor_slices([b"\x08\x00", b"\x00"])) == [b"\x08\x00", b"\x00"]
     assert [a.tolist() for a in Dataset.from_tensors([b"x\0"])] == [[b"x\0"]]
-    assert [a.tolist() for a in generated([b"x\0"])] == [[b"x\0"]]
+    assert [a.tolist() for a in generate_value([b"x\0"])] == [[b"x\0"]]
     mapped = Dataset.range(1).map(lambda _: {"a": ["x\0"]})
     assert [element["a"].tolist() for element in mapped] == [[b"x\0"]]
 

@@ -211,7 +211,7 @@ def test_batches_share_no_memory_with_the_source(keras: Any) -> None:
     assert [np.asarray(batch).any() for batch in batches] == [False, False]
 
 
-def unknown(function: Any) -> Any:
+def adapt_unknown_elements(function: Any) -> Any:
     """Adapted elements of which nothing is known before the first one is made."""
     return Dataset.range(4).map(function).as_keras()
 
@@ -238,7 +238,7 @@ def test_what_keras_cannot_use_is_refused_at_the_first_batch(
     keras: Any, function: Any, kind: type[Exception], match: str
 ) -> None:
     with pytest.raises(kind, match=f"^Dataset.as_keras: .*{match}"):
-        Counting(keras).model.predict(x=unknown(function), verbose=0)
+        Counting(keras).model.predict(x=adapt_unknown_elements(function), verbose=0)
 
 
 @pytest.mark.parametrize("steps", [None, 2])

@@ -23,7 +23,7 @@ def shuffled_inside(x: Any) -> Dataset:
     return Dataset.range(6).map(lambda y: x * 10 + y).shuffle(6)
 
 
-def unsharded(dataset: Dataset) -> Dataset:
+def turn_off_sharding(dataset: Dataset) -> Dataset:
     options = Options()
     options.experimental_distribute.auto_shard_policy = AutoShardPolicy.OFF
     return dataset.with_options(options)
@@ -40,7 +40,7 @@ DATASETS = {
     "batches": lambda: Dataset.range(23).shuffle(23).batch(4).prefetch(2),
     "fewer than workers": lambda: Dataset.range(1),
     "none": lambda: Dataset.range(0),
-    "not to be sharded": lambda: unsharded(Dataset.range(23)),
+    "not to be sharded": lambda: turn_off_sharding(Dataset.range(23)),
 }
 WORKERS: dict[str, dict[str, Any]] = {
     "two": {"num_workers": 2},
@@ -96,12 +96,12 @@ def test_an_order_that_is_fixed_stays() -> None:
 def test_with_random_access_a_worker_computes_its_own_share_only() -> None:
     calls = multiprocessing.Value("i", 0)
 
-    def counted(x: Any) -> Any:
+    def count_call(x: Any) -> Any:
         with calls.get_lock():
             calls.value += 1
         return x
 
-    made = Dataset.range(24).shuffle(24).map(counted).batch(3).as_torch()
+    made = Dataset.range(24).shuffle(24).map(count_call).batch(3).as_torch()
     assert sorted(numbers(DataLoader(made, batch_size=None, num_workers=2))) == list(range(24))
     assert calls.value == 24
 
@@ -111,7 +111,7 @@ def test_the_length_is_that_of_all_workers_together() -> None:
     assert len(loader) == len(list(loader)) == 6
 
 
-class Resumed(IterableDataset[Any]):
+class ResumingDataset(IterableDataset[Any]):
     """The elements of another one, with a save and a resume in between."""
 
     def __init__(self, made: Any) -> None:
@@ -130,7 +130,7 @@ class Resumed(IterableDataset[Any]):
 @pytest.mark.parametrize("name", ["shuffled", "stream"])
 def test_a_share_can_be_saved_and_resumed(name: str) -> None:
     dataset = DATASETS[name]()
-    loader = DataLoader(Resumed(dataset.as_torch()), batch_size=None, num_workers=2)
+    loader = DataLoader(ResumingDataset(dataset.as_torch()), batch_size=None, num_workers=2)
     assert sorted(numbers(loader)) == sorted(numbers(dataset))
 
 

@@ -28,7 +28,7 @@ LOCAL = "local://1"
 TEN = Dataset.range(10)
 
 
-def applied(**arguments: Any) -> Dataset:
+def distribute_ten(**arguments: Any) -> Dataset:
     given = {"processing_mode": "parallel_epochs", "service": LOCAL} | arguments
     return TEN.apply(service.distribute(**given))
 
@@ -172,7 +172,7 @@ def test_distribute_refuses_when_it_is_applied(
     ],
 )
 def test_distribute_takes(given: dict[str, Any]) -> None:
-    dataset = applied(**given)
+    dataset = distribute_ten(**given)
     assert dataset.element_spec == TEN.element_spec
     is_alone = given.get("processing_mode") == service.ShardingPolicy.DYNAMIC
     assert dataset.cardinality() == (10 if is_alone else UNKNOWN)
