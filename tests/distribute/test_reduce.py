@@ -17,7 +17,7 @@ from penstock.distribute.strategy import Strategy
 from penstock.errors import InvalidArgumentError, InvalidTypeError, UnimplementedError
 
 
-def mirrored(count: int, backend: str = "numpy") -> MirroredStrategy:
+def build_strategy(count: int, backend: str = "numpy") -> MirroredStrategy:
     return MirroredStrategy([f"CPU:{i}" for i in range(count)], backend)
 
 
@@ -33,7 +33,7 @@ def plain(strategy: Any, tensor: Any) -> Any:
 
 @pytest.fixture(params=["numpy", "torch", "jax"])
 def two(request: pytest.FixtureRequest) -> MirroredStrategy:
-    return mirrored(2, request.param)
+    return build_strategy(2, request.param)
 
 
 F = np.float32
@@ -92,7 +92,7 @@ def test_tensors_of_different_dtypes_are_refused(two: MirroredStrategy, call: st
 
 
 def test_the_mean_of_nothing_is_no_number() -> None:
-    strategy = mirrored(2)
+    strategy = build_strategy(2)
     assert np.isnan(strategy.reduce("MEAN", spread(strategy, F([]), F([])), 0))
     assert strategy.reduce("SUM", spread(strategy, F([]), F([])), 0) == 0.0
 
@@ -112,7 +112,7 @@ def test_a_value_for_all_replicas(two: MirroredStrategy) -> None:
 
 
 def test_one_replica_gives_what_it_has() -> None:
-    for strategy in (mirrored(1), OneDeviceStrategy("CPU:0"), tf.distribute.get_strategy()):
+    for strategy in (build_strategy(1), OneDeviceStrategy("CPU:0"), tf.distribute.get_strategy()):
         value = strategy.run(lambda: np.array([1.0, 2.0]))
         assert strategy.reduce("SUM", value, None) is value
         assert strategy.reduce("SUM", 3, None) == 3
@@ -170,7 +170,7 @@ def test_reduce_refuses(
 
 
 def test_reduce_refuses_what_is_no_number() -> None:
-    strategy = mirrored(2)
+    strategy = build_strategy(2)
     strings = PerReplica((np.array([b"a"], object),) * 2)
     for value, what in ((strings, "object"), (PerReplica(("a", "b")), "str")):
         message = rf"Strategy.reduce: needs numbers or tensors of backend 'numpy', got .*\({what}\)"
@@ -189,7 +189,7 @@ def test_reduce_refuses_what_is_no_number() -> None:
 def test_tensors_of_another_framework_are_refused(
     backend: str, tensor: Any, framework: str
 ) -> None:
-    strategy = mirrored(2, backend)
+    strategy = build_strategy(2, backend)
     message = (
         f"got a tensor of {framework}, but here the backend is '{backend}'; make the strategy with "
         f"backend='{framework}'"
@@ -219,7 +219,7 @@ def test_an_array_is_no_reduce_op(two: MirroredStrategy) -> None:
 
 
 def test_values_of_another_strategy_are_refused() -> None:
-    value = spread(mirrored(2), [1], [2])
+    value = spread(build_strategy(2), [1], [2])
     message = "the value has 2 replicas but this strategy has 4; pass a value returned by this"
     calls: list[tuple[str, Callable[[Any], Any]]] = [
         ("reduce", lambda strategy: strategy.reduce("SUM", value, None)),
@@ -227,7 +227,7 @@ def test_values_of_another_strategy_are_refused() -> None:
     ]
     for name, call in calls:
         with pytest.raises(InvalidArgumentError, match=f"Strategy.{name}: {message}"):
-            call(mirrored(4))
+            call(build_strategy(4))
 
 
 @pytest.mark.parametrize(
@@ -283,7 +283,7 @@ def test_gather_refuses(
 def test_gather_refuses_what_is_no_tensor() -> None:
     message = r"Strategy.gather: needs tensors of backend 'numpy', got None \(NoneType\)"
     with pytest.raises(InvalidTypeError, match=message):
-        mirrored(2).gather(PerReplica((None, None)), 0)
+        build_strategy(2).gather(PerReplica((None, None)), 0)
 
 
 class Neighbour:
@@ -308,7 +308,7 @@ class Neighbour:
         raise AssertionError("reductions need no barrier")
 
 
-def joined(count: int, backend: str, *arrays: Any) -> Strategy:
+def join_neighbour(count: int, backend: str, *arrays: Any) -> Strategy:
     loaded = load(backend)
     handles: Sequence[Any] = loaded.handles("CPU")
     devices = tuple(Device("CPU", i, handles[i % len(handles)]) for i in range(count))
@@ -317,30 +317,30 @@ def joined(count: int, backend: str, *arrays: Any) -> Strategy:
 
 @pytest.mark.parametrize("backend", ["numpy", "torch", "jax"])
 def test_across_workers(backend: str) -> None:
-    strategy = joined(2, backend, F(10))
+    strategy = join_neighbour(2, backend, F(10))
     assert plain(strategy, strategy.reduce("SUM", spread(strategy, F(1), F(2)), None)) == 13.0
-    strategy = joined(2, backend, F(9))
+    strategy = join_neighbour(2, backend, F(9))
     assert plain(strategy, strategy.reduce("MEAN", spread(strategy, F(1), F(2)), None)) == 3.0
-    strategy = joined(2, backend, F(19), 2)
+    strategy = join_neighbour(2, backend, F(19), 2)
     assert plain(strategy, strategy.reduce("MEAN", spread(strategy, F([1]), F([2, 3])), 0)) == 5.0
     assert strategy._replicas.collectives.mine == [3]  # type: ignore[union-attr]
-    strategy = joined(2, backend, [7, 8])
+    strategy = join_neighbour(2, backend, [7, 8])
     assert plain(strategy, strategy.gather(spread(strategy, [1], [2]), 0)) == [1, 2, 7, 8]
 
 
 def test_one_replica_of_each_worker_counts_with_its_bare_value() -> None:
-    assert joined(1, "numpy", 10).reduce("SUM", np.int64(1), None) == 11
-    assert joined(1, "numpy", [10]).gather(np.array([1]), 0).tolist() == [1, 10]
+    assert join_neighbour(1, "numpy", 10).reduce("SUM", np.int64(1), None) == 11
+    assert join_neighbour(1, "numpy", [10]).gather(np.array([1]), 0).tolist() == [1, 10]
 
 
 def test_workers_must_agree_about_shapes() -> None:
-    strategy = joined(2, "numpy", [[1, 2]])
+    strategy = join_neighbour(2, "numpy", [[1, 2]])
     with pytest.raises(InvalidArgumentError, match=r"shapes \(2,\), \(1, 2\) cannot be joined"):
         strategy.gather(spread(strategy, [1], [2]), 0)
 
 
 def test_what_cannot_travel_between_workers() -> None:
-    strategy = joined(2, "numpy")
+    strategy = join_neighbour(2, "numpy")
     strings = PerReplica((np.array([b"a"], object),) * 2)
     with pytest.raises(InvalidTypeError, match="strings cannot be gathered from other processes"):
         strategy.gather(strings, 0)
@@ -350,8 +350,8 @@ def test_what_cannot_travel_between_workers() -> None:
 
 
 def test_under_another_strategys_scope() -> None:
-    other = mirrored(2)
-    with mirrored(2).scope():
+    other = build_strategy(2)
+    with build_strategy(2).scope():
         for call in (lambda: other.reduce("SUM", 1, None), lambda: other.gather(1, 0)):
             with pytest.raises(RuntimeError, match="called under the scope of another strategy"):
                 call()

@@ -24,7 +24,7 @@ from penstock.errors import (
 )
 
 
-def mirrored(count: int) -> MirroredStrategy:
+def build_strategy(count: int) -> MirroredStrategy:
     return MirroredStrategy([f"CPU:{i}" for i in range(count)])
 
 
@@ -55,13 +55,13 @@ def busy_strands() -> int:
 def test_replicas_run_in_order_in_the_callers_thread() -> None:
     log: list[Any] = []
     before = len(replica_threads())
-    mirrored(3).run(lambda: log.append((number(), threading.get_ident())))
+    build_strategy(3).run(lambda: log.append((number(), threading.get_ident())))
     assert log == [(i, threading.get_ident()) for i in range(3)]
     assert len(replica_threads()) == before
 
 
 def test_arguments_arrive_as_each_replicas_own() -> None:
-    strategy = mirrored(2)
+    strategy = build_strategy(2)
     pair, cache = PerReplica((1, 2)), {"kept": []}  # type: ignore[var-annotated]
 
     def step(x: Any, tree: Any, *, scale: Any, cache: Any) -> Any:
@@ -77,13 +77,13 @@ def test_arguments_arrive_as_each_replicas_own() -> None:
 
 
 def test_one_replica_is_not_wrapped() -> None:
-    for strategy in (mirrored(1), OneDeviceStrategy("CPU:3"), tf.distribute.get_strategy()):
+    for strategy in (build_strategy(1), OneDeviceStrategy("CPU:3"), tf.distribute.get_strategy()):
         assert strategy.run(lambda x: (x, [1.5]), args=(2,)) == (2, [1.5])
 
 
 def test_results_that_differ_in_structure_are_refused() -> None:
     with pytest.raises(DisagreementError, match="Strategy.run: the replicas returned different"):
-        mirrored(2).run(lambda: (1,) if number() else 1)
+        build_strategy(2).run(lambda: (1,) if number() else 1)
 
 
 @pytest.mark.parametrize(
@@ -96,29 +96,29 @@ def test_results_that_differ_in_structure_are_refused() -> None:
     ],
 )
 def test_arguments_are_checked(arguments: dict[str, Any], message: str) -> None:
-    for strategy in (mirrored(2), tf.distribute.get_strategy()):
+    for strategy in (build_strategy(2), tf.distribute.get_strategy()):
         with pytest.raises(InvalidTypeError, match=message) as caught:
             strategy.run(**{"fn": lambda: 1} | arguments)
         assert isinstance(caught.value, ValueError) is ("args" in arguments)
 
 
 def test_values_of_another_strategy_are_refused() -> None:
-    value = mirrored(2).run(number)
+    value = build_strategy(2).run(number)
     message = "Strategy.run: the value has 2 replicas but this strategy has 3"
     with pytest.raises(InvalidArgumentError, match=message):
-        mirrored(3).run(lambda x: x, args=(value,))
+        build_strategy(3).run(lambda x: x, args=(value,))
 
 
 def test_compiling_needs_jax() -> None:
     message = "Strategy.run: jit=True needs backend='jax', but this strategy has 'numpy'"
-    for strategy in (mirrored(2), tf.distribute.get_strategy()):
+    for strategy in (build_strategy(2), tf.distribute.get_strategy()):
         with pytest.raises(InvalidArgumentError, match=message):
             strategy.run(lambda: 1, jit=True)
 
 
 @pytest.mark.parametrize("call", ["run", "reduce", "gather", "scope"])
 def test_nothing_for_all_replicas_inside_of_one(call: str) -> None:
-    strategy = mirrored(2)
+    strategy = build_strategy(2)
     calls = {
         "run": lambda: strategy.run(lambda: 1),
         "reduce": lambda: strategy.reduce("SUM", 1, None),
@@ -144,16 +144,16 @@ def test_replicas_meet_and_continue_in_order() -> None:
             merge(lambda strategy, turn: log.append(f"merge{turn}"), turn)
         log.append(f"post{number()}")
 
-    mirrored(3).run(step)
+    build_strategy(3).run(step)
     first, second = ["pre0", "pre1", "pre2"], ["post0", "post1", "post2"]
     assert log == [*first, "merge0", *first, "merge1", *second]
 
 
 def test_what_the_merge_function_sees() -> None:
-    strategy = mirrored(2)
+    strategy = build_strategy(2)
     thread = threading.get_ident()
 
-    def merged(given: Any, x: Any, same: Any, *, k: Any) -> Any:
+    def merge_values(given: Any, x: Any, same: Any, *, k: Any) -> Any:
         assert given is strategy
         assert threading.get_ident() == thread
         assert tf.distribute.in_cross_replica_context()
@@ -164,7 +164,7 @@ def test_what_the_merge_function_sees() -> None:
         return {"sum": strategy.reduce("SUM", x["a"], None), "own": x["a"], "same": "s"}
 
     def step() -> Any:
-        got = merge(merged, {"a": number() + 0.5}, 7, k=f"k{number()}")
+        got = merge(merge_values, {"a": number() + 0.5}, 7, k=f"k{number()}")
         assert got == {"sum": 2.0, "own": number() + 0.5, "same": "s"}
         return got["own"]
 
@@ -172,7 +172,7 @@ def test_what_the_merge_function_sees() -> None:
 
 
 def test_a_run_inside_of_a_merge_function() -> None:
-    strategy = mirrored(2)
+    strategy = build_strategy(2)
 
     def inner() -> Any:
         return merge(lambda strategy, x: strategy.reduce("SUM", x, None), np.int64(number() + 1))
@@ -184,7 +184,7 @@ def test_a_run_inside_of_a_merge_function() -> None:
 
 
 def test_one_replica_merges_alone() -> None:
-    for strategy in (mirrored(1), OneDeviceStrategy("CPU:0")):
+    for strategy in (build_strategy(1), OneDeviceStrategy("CPU:0")):
         assert strategy.run(lambda: merge(lambda s, x: x + 1, 1)) == 2
         with pytest.raises(ZeroDivisionError, match="division"):
             strategy.run(lambda: merge(lambda s: 1 // 0))
@@ -195,13 +195,13 @@ def test_merge_arguments_must_have_one_structure() -> None:
         r"merge_call: the replicas passed different structures: tuple of 0 from replica 0, tup"
     )
     with pytest.raises(DisagreementError, match=message):
-        mirrored(2).run(lambda: merge(lambda s, *a: 1, *range(number())))
+        build_strategy(2).run(lambda: merge(lambda s, *a: 1, *range(number())))
 
 
 def test_merge_results_must_be_this_strategys() -> None:
     message = "ReplicaContext.merge_call: the value has 3 replicas but this strategy has 2"
     with pytest.raises(InvalidArgumentError, match=message):
-        mirrored(2).run(lambda: merge(lambda s: PerReplica((1, 2, 3))))
+        build_strategy(2).run(lambda: merge(lambda s: PerReplica((1, 2, 3))))
 
 
 @pytest.mark.parametrize("failing", [0, 1, 2])
@@ -214,11 +214,11 @@ def test_a_failure_comes_out_once_and_names_the_replica(failing: int) -> None:
             raise KeyError("gone")
 
     with pytest.raises(KeyError, match="gone") as caught:
-        mirrored(3).run(step)
+        build_strategy(3).run(step)
     assert caught.value.__notes__ == [f"in replica {failing} of 3 (CPU:{failing})"]
     assert log == list(range(failing + 1))
     assert caught.traceback[-1].name == "step"
-    assert mirrored(2).run(number).values == (0, 1)
+    assert build_strategy(2).run(number).values == (0, 1)
 
 
 @pytest.mark.parametrize("failing", [0, 1, 2])
@@ -238,7 +238,7 @@ def test_a_failure_around_a_meeting_ends_all_replicas(failing: int, after: bool)
             ended.append(number())
 
     with pytest.raises(KeyError, match="gone") as caught:
-        mirrored(3).run(step)
+        build_strategy(3).run(step)
     assert caught.value.__notes__ == [f"in replica {failing} of 3 (CPU:{failing})"]
     assert caught.traceback[-1].name == "step"
     started = [0] if failing == 0 and not after else range(3 if after else failing + 1)
@@ -252,7 +252,7 @@ def test_the_lowest_replica_fails_first() -> None:
         raise RuntimeError(f"replica {number()}")
 
     with pytest.raises(RuntimeError, match="replica 0"):
-        mirrored(2).run(step)
+        build_strategy(2).run(step)
     assert busy_strands() == 0
 
 
@@ -268,7 +268,7 @@ def test_a_failing_merge_function_ends_all_replicas() -> None:
             ended.append(number())
 
     with pytest.raises(ZeroDivisionError, match="division") as caught:
-        mirrored(2).run(step)
+        build_strategy(2).run(step)
     assert caught.value.__notes__ == ["in merge_call, for all 2 replicas"]
     assert ended == [0, 1]
     assert busy_strands() == 0
@@ -288,7 +288,7 @@ def test_a_replica_cannot_swallow_the_failure_of_another() -> None:
         return "fine"
 
     with pytest.raises(KeyError, match="gone"):
-        mirrored(3).run(step)
+        build_strategy(3).run(step)
     assert log == ["Unwind", "Unwind"]
 
     def late() -> Any:
@@ -302,7 +302,7 @@ def test_a_replica_cannot_swallow_the_failure_of_another() -> None:
 
     log.clear()
     with pytest.raises(ZeroDivisionError, match="division"):
-        mirrored(2).run(lambda: (late(), 1) if number() == 0 else (merge(), 1 // 0))
+        build_strategy(2).run(lambda: (late(), 1) if number() == 0 else (merge(), 1 // 0))
     assert log == ["swallowed by 0"]
     assert busy_strands() == 0
 
@@ -323,7 +323,7 @@ def test_a_waiting_replica_that_swallows_the_end_still_ends() -> None:
         merge()
 
     with pytest.raises(KeyError, match="gone"):
-        mirrored(2).run(lambda: (step(), merge()))
+        build_strategy(2).run(lambda: (step(), merge()))
     assert busy_strands() == 0
     assert log == []  # Replica 1 stood at its first merge_call, and was ended there.
 
@@ -338,7 +338,7 @@ def test_a_waiting_replica_that_swallows_the_end_still_ends() -> None:
                 log.append(type(error).__name__)
 
     with pytest.raises(ZeroDivisionError, match="division"):
-        mirrored(2).run(stubborn)
+        build_strategy(2).run(stubborn)
     assert log == ["Unwind"] * 3
     assert busy_strands() == 0
 
@@ -354,7 +354,7 @@ def test_a_waiting_replica_that_swallows_the_end_still_ends() -> None:
 )
 def test_a_meeting_that_some_miss(there: list[int], message: str) -> None:
     with pytest.raises(FailedPreconditionError, match=f"ReplicaContext.merge_call: {message}"):
-        mirrored(3).run(lambda: merge() if number() in there else None)
+        build_strategy(3).run(lambda: merge() if number() in there else None)
     assert busy_strands() == 0
 
 
@@ -367,7 +367,7 @@ def test_a_meeting_that_some_miss(there: list[int], message: str) -> None:
 )
 def test_meetings_must_be_equally_many(times: list[int], message: str) -> None:
     with pytest.raises(FailedPreconditionError, match=f"ReplicaContext.merge_call: {message}"):
-        mirrored(2).run(lambda: [merge() for _ in range(times[number()])])
+        build_strategy(2).run(lambda: [merge() for _ in range(times[number()])])
     assert busy_strands() == 0
 
 
@@ -404,7 +404,7 @@ def test_an_interrupt_ends_the_replicas_that_wait(press_control_c: Callable[[], 
             ended.append(number())
 
     with pytest.raises(KeyboardInterrupt):
-        mirrored(3).run(step)
+        build_strategy(3).run(step)
     assert sorted(ended) == [0, 1, 2]
     assert busy_strands() == 0
 
@@ -428,7 +428,7 @@ def test_an_interrupt_leaves_a_running_replica_to_end_by_itself(
             over.set()
 
     with pytest.raises(KeyboardInterrupt):
-        mirrored(2).run(step)
+        build_strategy(2).run(step)
     go_on.set()
     over.wait()
     assert seen == ["Unwind"]
@@ -444,16 +444,16 @@ def test_context_variables_are_those_of_the_caller() -> None:
         merge()
         return mine, variable.get()
 
-    def isolated() -> Any:
-        return mirrored(3).run(step)
+    def run_isolated() -> Any:
+        return build_strategy(3).run(step)
 
-    before, after = contextvars.copy_context().run(isolated)
+    before, after = contextvars.copy_context().run(run_isolated)
     assert before == "caller"
     assert after.values == ("replica 0", "replica 1", "replica 2")
 
 
 def test_threads_are_used_again() -> None:
-    strategy = mirrored(2)
+    strategy = build_strategy(2)
     for _ in range(3):
         strategy.run(merge)
     before = {thread.ident for thread in replica_threads()}
@@ -464,7 +464,7 @@ def test_threads_are_used_again() -> None:
 
 
 def test_several_callers_at_once() -> None:
-    strategy = mirrored(2)
+    strategy = build_strategy(2)
     results: list[Any] = []
     together = threading.Barrier(4)
 
@@ -515,7 +515,7 @@ def test_all_reduce_of_trees_and_numbers() -> None:
         mean = replica.all_reduce(tf.distribute.ReduceOp.MEAN, np.array([i, 10]))
         return total, mean
 
-    total, mean = mirrored(2).run(step)
+    total, mean = build_strategy(2).run(step)
     assert total["a"].values == (3.0, 3.0)
     assert total["a"].values[0].dtype == np.float32
     assert total["b"][0].values == (4.0, 4.0)
@@ -530,7 +530,7 @@ def test_all_reduce_gives_every_replica_memory_of_its_own() -> None:
         mine += number()
         return mine
 
-    assert [one.tolist() for one in mirrored(2).run(step).values] == [[2.0, 2.0], [3.0, 3.0]]
+    assert [one.tolist() for one in build_strategy(2).run(step).values] == [[2.0, 2.0], [3.0, 3.0]]
 
 
 def test_all_gather() -> None:
@@ -539,7 +539,7 @@ def test_all_gather() -> None:
         assert replica is not None
         return replica.all_gather({"x": x}, axis)["x"]
 
-    strategy = mirrored(2)
+    strategy = build_strategy(2)
     rows = PerReplica((np.array([[1, 2]]), np.array([[5, 6]])))
     assert strategy.run(step, (rows, 0)).values[1].tolist() == [[1, 2], [5, 6]]
     assert strategy.run(step, (rows, 1)).values[0].tolist() == [[1, 2, 5, 6]]
@@ -611,7 +611,7 @@ def test_nothing_cannot_be_reduced(call: str) -> None:
         ({"a": PerReplica((row, None))}, r"value\['a'\] is None in replica 1, and needs"),
     ):
         with pytest.raises(InvalidArgumentError, match=f"ReplicaContext.{call}: {place}"):
-            mirrored(2).run(step, args=(tree,))
+            build_strategy(2).run(step, args=(tree,))
 
 
 def test_what_the_callers_thread_has_set_holds_for_all_replicas() -> None:
@@ -640,11 +640,11 @@ def test_what_is_given_to_merge_call_is_checked() -> None:
     ]
     for call, message in calls:
         with pytest.raises(InvalidTypeError, match=f"ReplicaContext.merge_call: {message}"):
-            mirrored(2).run(lambda call=call: call(get_replica_context()))
+            build_strategy(2).run(lambda call=call: call(get_replica_context()))
 
 
 def test_options_of_run_are_checked() -> None:
     message = "Strategy.run: options must be a RunOptions or None, got 3; arguments of the function"
-    for strategy in (mirrored(2), tf.distribute.get_strategy()):
+    for strategy in (build_strategy(2), tf.distribute.get_strategy()):
         with pytest.raises(InvalidTypeError, match=message):
             strategy.run(lambda: 1, options=3)

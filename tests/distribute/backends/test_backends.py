@@ -47,7 +47,7 @@ def place(backend) -> Any:
     return places(backend)[-1]
 
 
-def aligned(rows: Any) -> np.ndarray[Any, Any]:
+def align_rows(rows: Any) -> np.ndarray[Any, Any]:
     """The same array at an address where JAX can take its memory over."""
     array = np.asarray(rows)
     raw = np.zeros(array.nbytes + 64, np.uint8)
@@ -169,7 +169,7 @@ def test_what_a_framework_lacks_stays_as_it_is(backend, place, value):
 
 @pytest.mark.parametrize("backend", FRAMEWORKS, indirect=True)
 def test_a_tensor_shares_no_memory_with_the_array_it_was_made_of(backend, place):
-    array = aligned(np.arange(4096, dtype=np.float32))
+    array = align_rows(np.arange(4096, dtype=np.float32))
     tensor = backend.put(array, place)
     array[:] = -1
     same(backend.numpy(tensor), np.arange(4096, dtype=np.float32))
@@ -179,7 +179,7 @@ def test_jax_would_have_taken_that_memory_over():
     """Otherwise the test above would prove nothing."""
     import jax
 
-    array = aligned(np.arange(4096, dtype=np.float32))
+    array = align_rows(np.arange(4096, dtype=np.float32))
     taken = jax.device_put(array, jax.devices("cpu")[0])
     assert taken.unsafe_buffer_pointer() == array.__array_interface__["data"][0]
 

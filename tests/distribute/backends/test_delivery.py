@@ -14,7 +14,7 @@ from penstock.distribute.backends import NAMES, Backend, load
 from penstock.element import nest
 from penstock.element.chunk import Chunk
 from penstock.element.ragged import Ragged
-from tests.distribute.backends.test_backends import FRAMEWORKS, aligned, places
+from tests.distribute.backends.test_backends import FRAMEWORKS, align_rows, places
 
 WITH_GPU = [name for name in NAMES if load(name).handles("GPU")]
 
@@ -34,10 +34,10 @@ def steps(
     """What a consumer gets, step by step."""
     handles = handles or places(backend)
     delivery = backend.delivery([handles[0], handles[-1]], owners, 2)
-    return received(delivery, chunk)
+    return deliver_chunk(delivery, chunk)
 
 
-def received(delivery: Delivery, chunk: Chunk) -> list[list[Any]]:
+def deliver_chunk(delivery: Delivery, chunk: Chunk) -> list[list[Any]]:
     sent = delivery.send(chunk)
     assert len(sent) == len(chunk)
     assert sent.nbytes > 0
@@ -99,14 +99,14 @@ def test_bfloat16_and_columns_of_no_rows_are_moved(backend):
 
 
 def test_what_the_engine_made_is_not_copied_again(backend):
-    made = aligned(np.arange(4096, dtype=np.float32).reshape(2, 2048))
+    made = align_rows(np.arange(4096, dtype=np.float32).reshape(2, 2048))
     first, _ = steps(backend, chunk_of(made), [0], backend.handles("CPU"))
     assert address(first[0]) == address(made)
 
 
 @pytest.mark.parametrize("backend", FRAMEWORKS, indirect=True)
 def test_arrays_that_must_not_change_are_copied(backend):
-    made = aligned(np.arange(4096, dtype=np.float32).reshape(2, 2048))
+    made = align_rows(np.arange(4096, dtype=np.float32).reshape(2, 2048))
     seen = made.view()
     seen.flags.writeable = False
     first, _ = steps(backend, chunk_of(seen), [0])
@@ -116,7 +116,7 @@ def test_arrays_that_must_not_change_are_copied(backend):
 
 @pytest.mark.parametrize("backend", FRAMEWORKS, indirect=True)
 def test_a_leaf_that_is_there_twice_becomes_two_tensors(backend):
-    made = aligned(np.arange(4096, dtype=np.float32).reshape(2, 2048))
+    made = align_rows(np.arange(4096, dtype=np.float32).reshape(2, 2048))
     (first, second), _ = steps(backend, chunk_of(made, made[:, 16:]), [0, 1])
     assert address(first) != address(made)
     assert address(second) != address(made[:, 16:])
@@ -185,7 +185,7 @@ def check_rows_by_number(backend: Backend, uneven: bool) -> None:
     second: Any = [np.array([8, 2]), np.array([], int)] if uneven else first + 0
     chunk = Chunk(nest.tuple_of(3), [np.full(2, 2), first, second], 2)
     assert by_number.send(chunk).tree == nest.graft(nest.tuple_of(3), (nest.LEAF, *[rows.tree] * 2))
-    for i, (_, *leaves) in enumerate(received(by_number, chunk)):
+    for i, (_, *leaves) in enumerate(deliver_chunk(by_number, chunk)):
         for j, leaf in enumerate(leaves):
             numbers = (first, second)[j // 4][i]
             np.testing.assert_array_equal(backend.numpy(leaf), rows.columns[j % 4][numbers])

@@ -32,14 +32,14 @@ def strategy():
     return MirroredStrategy([f"CPU:{i}" for i in range(COUNT)], backend="jax")
 
 
-def placed(strategy, *arrays) -> PerReplica:
+def place_arrays(strategy, *arrays) -> PerReplica:
     handles = [device.handle for device in strategy._replicas.devices]
     return PerReplica([jax.device_put(a, h) for a, h in zip(arrays, handles, strict=True)])
 
 
 @pytest.fixture
 def rows(strategy) -> PerReplica:
-    return placed(
+    return place_arrays(
         strategy, *[np.arange(6.0, dtype=np.float32).reshape(3, 2) + i for i in range(COUNT)]
     )
 
@@ -58,7 +58,7 @@ def test_every_replica_gets_its_own_value_and_gives_its_own_result(strategy, row
 
 
 def test_numbers_of_replicas_common_arrays_and_named_arguments_go_in(strategy):
-    factors = placed(strategy, *np.arange(COUNT, dtype=np.float32))
+    factors = place_arrays(strategy, *np.arange(COUNT, dtype=np.float32))
     common = np.array([1.0, 10.0], np.float32)
     result = strategy.run(
         lambda factor, *, rows, more: {"found": factor * rows + more},
@@ -93,7 +93,7 @@ def test_a_function_of_nothing_runs(strategy):
 
 @pytest.mark.parametrize(("op", "expected"), [("SUM", 6.0), (tf.distribute.ReduceOp.MEAN, 1.5)])
 def test_all_reduce_is_part_of_the_program(strategy, op, expected):
-    numbers = placed(strategy, *np.arange(COUNT, dtype=np.float32))
+    numbers = place_arrays(strategy, *np.arange(COUNT, dtype=np.float32))
 
     def step(x):
         found = get_replica_context().all_reduce(op, {"x": [x, x[None]]})
@@ -105,7 +105,7 @@ def test_all_reduce_is_part_of_the_program(strategy, op, expected):
 
 
 def test_the_mean_of_whole_numbers_has_fractions(strategy):
-    numbers = placed(strategy, *np.arange(COUNT, dtype=np.int32))
+    numbers = place_arrays(strategy, *np.arange(COUNT, dtype=np.int32))
     step = lambda x: get_replica_context().all_reduce("mean", x)  # noqa: E731
     assert values(strategy.run(step, args=(numbers,), jit=True)) == [1.5] * COUNT
 
@@ -128,7 +128,7 @@ def test_the_program_is_compiled_once_for_each_kind_of_arguments(strategy, rows)
     for _ in range(3):
         strategy.run(step, args=(rows,), jit=True)
     assert traced == [(3, 2)]
-    strategy.run(step, args=(placed(strategy, *[np.ones(5)] * COUNT),), jit=True)
+    strategy.run(step, args=(place_arrays(strategy, *[np.ones(5)] * COUNT),), jit=True)
     assert traced == [(3, 2), (5,)]
 
 
@@ -137,12 +137,12 @@ def test_arguments_and_results_are_not_copied(strategy, rows):
     seen = []
     run = jax_compiled._Program.__call__
 
-    def noted(self, arrays, here):
+    def note_pointers(self, arrays, here):
         seen.extend(shard.data.unsafe_buffer_pointer() for shard in arrays[0].addressable_shards)
         return run(self, arrays, here)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(jax_compiled._Program, "__call__", noted)
+        patch.setattr(jax_compiled._Program, "__call__", note_pointers)
         strategy.run(lambda x: x + 1, args=(rows,), jit=True)
     assert seen == pointers
 
@@ -176,7 +176,7 @@ def test_a_step_of_training_is_the_same_as_without_jit(strategy):
 
 
 def test_portions_of_different_lengths_are_refused(strategy):
-    uneven = placed(strategy, *[np.ones(n) for n in (3, 3, 3, 1)])
+    uneven = place_arrays(strategy, *[np.ones(n) for n in (3, 3, 3, 1)])
     with pytest.raises(InvalidArgumentError, match="jit=True.*different shapes.*last_batch='pad'"):
         strategy.run(lambda x: x, args=(uneven,), jit=True)
 
@@ -312,7 +312,7 @@ def test_a_global_array_is_the_same_memory(strategy, rows, axis):
 
 
 def test_trees_and_mirrored_values_become_global(strategy):
-    one = placed(strategy, *[np.arange(3)] * COUNT)
+    one = place_arrays(strategy, *[np.arange(3)] * COUNT)
     tree = to_global({"whole": Mirrored(one.values), "parts": (one, 7)})
     assert tree["whole"].shape == (3,)
     assert tree["whole"].is_fully_replicated
@@ -327,7 +327,7 @@ def test_what_cannot_be_global_is_refused(strategy, rows):
     with pytest.raises(InvalidArgumentError, match="to_global: axis 2 does not fit values"):
         to_global(rows, 2)
     with pytest.raises(InvalidArgumentError, match="to_global: the replicas' values.*different"):
-        to_global(placed(strategy, *[np.ones(n) for n in (1, 2, 3, 4)]))
+        to_global(place_arrays(strategy, *[np.ones(n) for n in (1, 2, 3, 4)]))
     with pytest.raises(InvalidTypeError, match="from_global: needs a jax.Array, got"):
         from_global(np.arange(3))
     with pytest.raises(InvalidArgumentError, match="to_global: several replicas share a device"):

@@ -14,13 +14,13 @@ from penstock.errors import InvalidArgumentError, InvalidTypeError
 from tests.effort import examples
 
 
-def mirrored(replicas: int) -> Any:
+def build_strategy(replicas: int) -> Any:
     return tf.distribute.MirroredStrategy([f"CPU:{i}" for i in range(replicas)])
 
 
-def distributed(dataset: Any, replicas: int, **options: Any) -> Any:
+def distribute_dataset(dataset: Any, replicas: int, **options: Any) -> Any:
     options = tf.distribute.InputOptions(**options)
-    return mirrored(replicas).experimental_distribute_dataset(dataset, options)
+    return build_strategy(replicas).experimental_distribute_dataset(dataset, options)
 
 
 def portions(value: Any) -> list[list[int]]:
@@ -67,7 +67,7 @@ def test_every_step_has_the_rows_of_its_batch(replicas: int, policy: str):
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy[policy]
     numbers = np.random.default_rng(1).integers(1, 1000, 70)
     dataset = tf.data.Dataset.from_tensor_slices(numbers).batch(12).with_options(options)
-    steps = list(distributed(dataset, replicas, balance=squares))
+    steps = list(distribute_dataset(dataset, replicas, balance=squares))
     parts = [[value.tolist()] if replicas == 1 else portions(value) for value in steps]
     assert [sorted(itertools.chain(*step)) for step in parts] == [
         sorted(batch.tolist()) for batch in dataset
@@ -82,7 +82,9 @@ def test_every_step_has_the_rows_of_its_batch(replicas: int, policy: str):
 def test_ragged_features_move_together():
     rows = tf.data.Dataset.range(1, 9).map(lambda n: {"n": n, "tokens": np.full(n, n)})
     dataset = rows.ragged_batch(8)
-    value = next(iter(distributed(dataset, 2, balance=lambda b: b["tokens"].row_lengths ** 2)))
+    value = next(
+        iter(distribute_dataset(dataset, 2, balance=lambda b: b["tokens"].row_lengths ** 2))
+    )
     for numbers, tokens in zip(value["n"].values, value["tokens"].values, strict=True):
         assert [len(row) for row in tokens] == numbers.tolist()
     assert [sum(x**2 for x in part) for part in portions(value["n"])] == [102, 102]
@@ -90,14 +92,14 @@ def test_ragged_features_move_together():
 
 def test_tuples_are_separate_arguments():
     dataset = tf.data.Dataset.from_tensor_slices((np.arange(4), np.array([9.0, 8, 1, 2]))).batch(4)
-    value = next(iter(distributed(dataset, 2, balance=lambda number, cost: cost)))
+    value = next(iter(distribute_dataset(dataset, 2, balance=lambda number, cost: cost)))
     assert portions(value[0]) == [[0, 2], [1, 3]]
 
 
 @pytest.mark.parametrize("mode", ["pad", "repeat", "drop"])
 def test_filled_batches_are_balanced_too(mode: str):
     dataset = tf.data.Dataset.range(1, 11).batch(6)
-    steps = list(distributed(dataset, 3, balance=squares, last_batch=mode))
+    steps = list(distribute_dataset(dataset, 3, balance=squares, last_batch=mode))
     assert len(steps) == (1 if mode == "drop" else 2)
     last = steps[-1]
     values, mask = last if mode == "pad" else (last, None)
@@ -112,14 +114,14 @@ def test_filled_batches_are_balanced_too(mode: str):
 def test_states_resume_in_balanced_steps_and_fit_other_numbers_of_replicas():
     numbers = np.random.default_rng(2).integers(1, 1000, 40)
     dataset = tf.data.Dataset.from_tensor_slices(numbers).batch(8)
-    expected = [portions(value) for value in distributed(dataset, 2, balance=squares)]
-    iterator = iter(distributed(dataset, 2, balance=squares))
+    expected = [portions(value) for value in distribute_dataset(dataset, 2, balance=squares)]
+    iterator = iter(distribute_dataset(dataset, 2, balance=squares))
     for count in range(5):
         state = iterator.state_dict()
-        again = iter(distributed(dataset, 2, balance=squares))
+        again = iter(distribute_dataset(dataset, 2, balance=squares))
         again.load_state_dict(state)
         assert [portions(value) for value in again] == expected[count:]
-        other = iter(distributed(dataset, 4, balance=squares))
+        other = iter(distribute_dataset(dataset, 4, balance=squares))
         other.load_state_dict(state)
         assert [sorted(itertools.chain(*portions(value))) for value in other] == [
             sorted(itertools.chain(*step)) for step in expected[count:]
@@ -129,7 +131,7 @@ def test_states_resume_in_balanced_steps_and_fit_other_numbers_of_replicas():
 
 def test_explain_says_what_it_gains():
     dataset = tf.data.Dataset.from_tensor_slices([40, 30, 3, 4]).batch(4)
-    balanced = distributed(dataset, 2, balance=squares)
+    balanced = distribute_dataset(dataset, 2, balance=squares)
     assert "squares at test_balancing.py" in balanced.explain()
     assert "not measured before the first step" in balanced.explain()
     list(balanced)
@@ -145,7 +147,7 @@ def test_one_replica_gets_batches_as_they_are():
         raise AssertionError("nothing to balance")
 
     dataset = tf.data.Dataset.range(4).batch(4)
-    balanced = distributed(dataset, 1, balance=never)
+    balanced = distribute_dataset(dataset, 1, balance=never)
     assert [value.tolist() for value in balanced] == [[0, 1, 2, 3]]
     assert "dealt" not in balanced.explain()
 
@@ -161,7 +163,7 @@ def test_one_replica_gets_batches_as_they_are():
 )
 def test_wrong_costs_are_refused(cost: Any, message: str):
     with np.errstate(all="ignore"):
-        iterator = iter(distributed(tf.data.Dataset.range(1, 5).batch(4), 2, balance=cost))
+        iterator = iter(distribute_dataset(tf.data.Dataset.range(1, 5).batch(4), 2, balance=cost))
         with pytest.raises(Exception, match=rf"^InputOptions\(balance=.*\) {message}"):
             next(iterator)
 
@@ -170,7 +172,7 @@ def test_a_batch_without_costs_is_one_error():
     def cost(batch: Any) -> Any:
         return batch if 5 not in batch else "?"
 
-    iterator = iter(distributed(tf.data.Dataset.range(12).batch(4), 2, balance=cost))
+    iterator = iter(distribute_dataset(tf.data.Dataset.range(12).batch(4), 2, balance=cost))
     assert sorted(itertools.chain(*portions(next(iterator)))) == [0, 1, 2, 3]
     with pytest.raises(InvalidArgumentError, match="failed: ValueError: could not convert"):
         next(iterator)
@@ -182,7 +184,7 @@ def test_wrong_options_are_refused():
         tf.distribute.InputOptions(balance="length")
     options = tf.distribute.InputOptions(balance=squares)
     with pytest.raises(InvalidArgumentError, match="balance is for batches that are cut"):
-        mirrored(2).distribute_datasets_from_function(
+        build_strategy(2).distribute_datasets_from_function(
             lambda context: tf.data.Dataset.range(4).batch(2), options
         )
 
@@ -191,6 +193,6 @@ def test_a_state_of_the_stream_rule_is_refused():
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
     dataset = tf.data.Dataset.range(8).batch(4).with_options(options)
-    state = iter(distributed(dataset, 2)).state_dict()
+    state = iter(distribute_dataset(dataset, 2)).state_dict()
     with pytest.raises(InvalidArgumentError, match="cut by the stream rule, this one is"):
-        iter(distributed(dataset, 2, balance=squares)).load_state_dict(state)
+        iter(distribute_dataset(dataset, 2, balance=squares)).load_state_dict(state)

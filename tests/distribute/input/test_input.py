@@ -22,7 +22,7 @@ from tests.integration.clusters import Cluster
 POLICIES = tf.data.experimental.AutoShardPolicy
 
 
-def mirrored(replicas: int) -> Any:
+def build_strategy(replicas: int) -> Any:
     return tf.distribute.MirroredStrategy([f"CPU:{i}" for i in range(replicas)])
 
 
@@ -95,7 +95,7 @@ counts = st.integers(0, 40)
     counts, sizes, st.integers(2, 5), st.integers(1, 3), st.sampled_from(["AUTO", "DATA", "OFF"])
 )
 def test_the_two_rules(count: int, batch: int, replicas: int, rounds: int, policy: str) -> None:
-    strategy = mirrored(replicas)
+    strategy = build_strategy(replicas)
     dataset = with_policy(tf.data.Dataset.range(count).batch(batch).repeat(rounds), policy)
     got = steps_of(strategy, strategy.experimental_distribute_dataset(dataset))
     batches = [b.tolist() for b in dataset]
@@ -106,11 +106,11 @@ def test_the_two_rules(count: int, batch: int, replicas: int, rounds: int, polic
     )
 
 
-class Delivered:
+class DeliveredDataset:
     """A shuffled dataset, and what its replicas were given of it."""
 
     def __init__(self, count: int, batch: int, replicas: int, mode: str, policy: str) -> None:
-        strategy = mirrored(replicas)
+        strategy = build_strategy(replicas)
         dataset = with_policy(tf.data.Dataset.range(count).shuffle(7, seed=3).batch(batch), policy)
         options = tf.distribute.InputOptions(last_batch=mode)
         self.batches = [one.tolist() for one in dataset]
@@ -130,7 +130,7 @@ policies = st.sampled_from(["AUTO", "OFF"])
 def test_portions_are_the_dataset(
     count: int, batch: int, replicas: int, mode: str, policy: str
 ) -> None:
-    delivered = Delivered(count, batch, replicas, mode, policy)
+    delivered = DeliveredDataset(count, batch, replicas, mode, policy)
     assert delivered.rows == list(itertools.chain(*delivered.batches))
     if mode == "pad":
         assert len(delivered.shapes) <= 1
@@ -141,7 +141,7 @@ def test_dropping_leaves_out_the_short_batch(
     count: int, each: int, replicas: int, policy: str
 ) -> None:
     batch = each * replicas
-    delivered = Delivered(count, batch, replicas, "drop", policy)
+    delivered = DeliveredDataset(count, batch, replicas, "drop", policy)
     whole = [one for one in delivered.batches if len(one) == batch]
     assert delivered.rows == list(itertools.chain(*whole))
     assert len(delivered.shapes) <= 1
@@ -151,7 +151,7 @@ def test_dropping_leaves_out_the_short_batch(
 def test_repeating_fills_every_batch_with_its_own_rows(
     count: int, batch: int, replicas: int, policy: str
 ) -> None:
-    delivered = Delivered(count, batch, replicas, "repeat", policy)
+    delivered = DeliveredDataset(count, batch, replicas, "repeat", policy)
     rows = -(-batch // replicas) * replicas
     filled = [np.resize(one, rows).tolist() for one in delivered.batches]
     assert delivered.rows == list(itertools.chain(*filled))
@@ -159,7 +159,7 @@ def test_repeating_fills_every_batch_with_its_own_rows(
 
 
 def test_repeat_fills_with_the_batch_itself() -> None:
-    strategy = mirrored(2)
+    strategy = build_strategy(2)
     options = tf.distribute.InputOptions(last_batch="repeat")
     dataset = tf.data.Dataset.range(7).batch(4)
     got = steps_of(strategy, strategy.experimental_distribute_dataset(dataset, options))
@@ -167,7 +167,7 @@ def test_repeat_fills_with_the_batch_itself() -> None:
 
 
 def test_pad_fills_with_zeros_and_a_mask() -> None:
-    strategy = mirrored(2)
+    strategy = build_strategy(2)
     options = tf.distribute.InputOptions(last_batch="pad")
     rows = tf.data.Dataset.from_tensor_slices((np.arange(1, 6), [b"a", b"b", b"c", b"d", b"e"]))
     distributed = strategy.experimental_distribute_dataset(rows.batch(4), options)
@@ -179,7 +179,7 @@ def test_pad_fills_with_zeros_and_a_mask() -> None:
 
 
 def test_ragged_batches_are_padded_and_repeated() -> None:
-    strategy = mirrored(2)
+    strategy = build_strategy(2)
     rows = tf.data.Dataset.range(1, 4).map(lambda x: np.full(x, x)).ragged_batch(4)
     padded = tf.distribute.InputOptions(last_batch="pad")
     (value, mask) = next(iter(strategy.experimental_distribute_dataset(rows, padded)))
@@ -200,7 +200,7 @@ def test_a_state_fits_other_numbers_of_replicas(policy: str, streamed: bool, bat
     dataset = with_policy(dataset.batch(batch).repeat(2), policy)
     rows = [int(x) for b in dataset for x in b]
     for before, after in itertools.product((2, 3, 4), repeat=2):
-        first, second = mirrored(before), mirrored(after)
+        first, second = build_strategy(before), build_strategy(after)
         iterator = iter(first.experimental_distribute_dataset(dataset))
         seen: list[int] = []
         while True:
@@ -218,9 +218,9 @@ def test_a_state_fits_other_numbers_of_replicas(policy: str, streamed: bool, bat
 
 def test_one_replica_continues_where_two_were() -> None:
     dataset = tf.data.Dataset.range(12).batch(4)
-    iterator = iter(mirrored(2).experimental_distribute_dataset(dataset))
+    iterator = iter(build_strategy(2).experimental_distribute_dataset(dataset))
     next(iterator)
-    alone = iter(mirrored(1).experimental_distribute_dataset(dataset))
+    alone = iter(build_strategy(1).experimental_distribute_dataset(dataset))
     alone.load_state_dict(iterator.state_dict())
     assert [value.tolist() for value in alone] == [[4, 5, 6, 7], [8, 9, 10, 11]]
 
@@ -241,18 +241,18 @@ def test_a_state_fits_the_other_rule(
     dataset = dataset.filter(lambda x: True) if streamed else dataset
     dataset = dataset.batch(4).repeat(3)
     rows = [int(x) for b in dataset for x in b]
-    strategy = mirrored(before)
+    strategy = build_strategy(before)
     saved = iter(strategy.experimental_distribute_dataset(with_policy(dataset, policies[0])))
     seen: list[int] = []
     for value in saved:
         seen += [x for one in portions(strategy, value) for x in one]
         state = json.loads(json.dumps(saved.state_dict()))
-        other = mirrored(after)
+        other = build_strategy(after)
         assert seen + rest_of(other, with_policy(dataset, policies[1]), state) == rows
 
 
 def test_a_state_of_batches_does_not_fit_a_function() -> None:
-    strategy = mirrored(2)
+    strategy = build_strategy(2)
     dataset = tf.data.Dataset.range(8).batch(4)
     iterator = iter(strategy.experimental_distribute_dataset(dataset))
     other = iter(strategy.distribute_datasets_from_function(lambda context: dataset))
@@ -262,18 +262,20 @@ def test_a_state_of_batches_does_not_fit_a_function() -> None:
 
 @pytest.mark.parametrize("state", [None, 3, {}, {"rule": "batch"}, {"version": 1}])
 def test_states_of_something_else_are_refused(state: Any) -> None:
-    iterator = iter(mirrored(2).experimental_distribute_dataset(tf.data.Dataset.range(4).batch(2)))
+    iterator = iter(
+        build_strategy(2).experimental_distribute_dataset(tf.data.Dataset.range(4).batch(2))
+    )
     with pytest.raises(InvalidArgumentError, match="load_state_dict"):
         iterator.load_state_dict(state)
-    assert portions(mirrored(2), next(iterator)) == [[0], [1]]
+    assert portions(build_strategy(2), next(iterator)) == [[0], [1]]
 
 
 def test_the_epoch_after_a_resumed_one_does_not_change() -> None:
     def build() -> Any:
         dataset = tf.data.Dataset.range(12).shuffle(12, seed=3).batch(4)
-        return mirrored(2).experimental_distribute_dataset(dataset)
+        return build_strategy(2).experimental_distribute_dataset(dataset)
 
-    strategy, whole, first = mirrored(2), build(), build()
+    strategy, whole, first = build_strategy(2), build(), build()
     epochs = [steps_of(strategy, whole) for _ in range(4)]
     steps_of(strategy, first), steps_of(strategy, first)
     iterator = iter(first)
@@ -291,7 +293,7 @@ def test_a_state_counts_what_was_given_not_what_was_made_ahead(size: int, mapped
     options = tf.distribute.InputOptions(experimental_per_replica_buffer_size=size)
     dataset = tf.data.Dataset.range(60)
     dataset = (dataset.map(lambda x: x) if mapped else dataset).batch(2)
-    strategy = mirrored(2)
+    strategy = build_strategy(2)
     for distributed in (
         strategy.experimental_distribute_dataset(dataset, options),
         strategy.distribute_datasets_from_function(lambda context: dataset, options),
@@ -305,7 +307,7 @@ def test_nothing_is_read_before_the_first_step() -> None:
         lambda: (calls.append(i) or i for i in range(8)),  # type: ignore[func-returns-value]
         output_signature=tf.TensorSpec([], tf.int64),
     )
-    iterator = iter(mirrored(2).experimental_distribute_dataset(dataset.batch(2)))
+    iterator = iter(build_strategy(2).experimental_distribute_dataset(dataset.batch(2)))
     assert calls == []
     next(iterator)
     assert calls
@@ -321,14 +323,14 @@ def test_nothing_is_read_before_the_first_step() -> None:
 )
 def test_what_is_not_batched_is_refused(dataset: Any, text: str) -> None:
     with pytest.raises(UnbatchedError, match=text):
-        mirrored(2).experimental_distribute_dataset(dataset())
+        build_strategy(2).experimental_distribute_dataset(dataset())
 
 
 def test_single_values_whose_rank_is_not_known_are_refused_when_met() -> None:
     dataset = tf.data.Dataset.from_generator(
         lambda: iter([1]), output_signature=tf.TensorSpec(None, tf.int64)
     )
-    iterator = iter(mirrored(2).experimental_distribute_dataset(dataset))
+    iterator = iter(build_strategy(2).experimental_distribute_dataset(dataset))
     with pytest.raises(UnbatchedError, match="an element is a single value"):
         next(iterator)
 
@@ -340,44 +342,44 @@ def test_wrong_options() -> None:
     with pytest.raises(InvalidTypeError, match="must be an InputReplicationMode"):
         tf.distribute.InputOptions(experimental_replication_mode="PER_WORKER")  # type: ignore[arg-type]
     with pytest.raises(InvalidTypeError, match="options must be InputOptions"):
-        mirrored(2).experimental_distribute_dataset(dataset, {"last_batch": "drop"})
+        build_strategy(2).experimental_distribute_dataset(dataset, {"last_batch": "drop"})
     drop = tf.distribute.InputOptions(last_batch="drop")
     with pytest.raises(InvalidArgumentError, match="batches of 3 cannot be cut into 2 equal"):
-        mirrored(2).experimental_distribute_dataset(dataset, drop)
+        build_strategy(2).experimental_distribute_dataset(dataset, drop)
     pad = tf.distribute.InputOptions(last_batch="pad")
     inner = tf.data.Dataset.range(2).flat_map(lambda x: tf.data.Dataset.range(3).batch(2))
     with pytest.raises(InvalidArgumentError, match="is not known behind flat_map"):
-        mirrored(2).experimental_distribute_dataset(inner, pad)
+        build_strategy(2).experimental_distribute_dataset(inner, pad)
     with pytest.raises(InvalidArgumentError, match="is for batches that are cut"):
-        mirrored(2).distribute_datasets_from_function(lambda c: dataset, drop)
+        build_strategy(2).distribute_datasets_from_function(lambda c: dataset, drop)
 
 
 def test_rows_added_behind_batch_are_refused() -> None:
     dataset = tf.data.Dataset.range(4).batch(2).map(lambda x: np.concatenate([x, x]))
     options = tf.distribute.InputOptions(last_batch="pad")
-    iterator = iter(mirrored(2).experimental_distribute_dataset(dataset, options))
+    iterator = iter(build_strategy(2).experimental_distribute_dataset(dataset, options))
     with pytest.raises(InvalidArgumentError, match="batches of 2 rows are expected"):
         next(iterator)
 
 
 def test_not_a_dataset() -> None:
     with pytest.raises(InvalidTypeError, match="is not a dataset"):
-        mirrored(2).experimental_distribute_dataset([1, 2])
+        build_strategy(2).experimental_distribute_dataset([1, 2])
     with pytest.raises(InvalidTypeError, match="dataset_fn must return"):
-        mirrored(2).distribute_datasets_from_function(lambda c: 3)
+        build_strategy(2).distribute_datasets_from_function(lambda c: 3)
     with pytest.raises(InvalidTypeError, match="dataset_fn must be a function"):
-        mirrored(2).distribute_datasets_from_function(3)
+        build_strategy(2).distribute_datasets_from_function(3)
 
 
 def test_explain_says_policy_rule_and_what_is_read() -> None:
     dataset = tf.data.Dataset.range(8).batch(4)
-    told = mirrored(2).experimental_distribute_dataset(dataset).explain()
+    told = build_strategy(2).experimental_distribute_dataset(dataset).explain()
     assert "auto_shard_policy DATA" in told
     assert "cut by the batch rule" in told
     assert "range(" in told
-    off = mirrored(2).experimental_distribute_dataset(with_policy(dataset, "OFF")).explain()
+    off = build_strategy(2).experimental_distribute_dataset(with_policy(dataset, "OFF")).explain()
     assert "cut by the stream rule: batches have 4 rows" in off
-    alone = mirrored(1).experimental_distribute_dataset(dataset).explain()
+    alone = build_strategy(1).experimental_distribute_dataset(dataset).explain()
     assert "not cut: there is one replica" in alone
 
 
@@ -389,7 +391,7 @@ def test_a_failing_element_costs_its_step_and_nothing_else() -> None:
 
     for policy, expected in (("DATA", [0, 1, 2, 3, 6, 7]), ("OFF", [0, 1, 2, 3, 6, 7])):
         dataset = with_policy(tf.data.Dataset.range(8).map(fails).batch(2), policy)
-        strategy = mirrored(2)
+        strategy = build_strategy(2)
         iterator = iter(strategy.experimental_distribute_dataset(dataset))
         got: list[int] = []
         failures = 0
@@ -414,7 +416,7 @@ def test_a_state_knows_the_failures_inside_a_step(
             raise ValueError("this one")
         return x
 
-    strategy = mirrored(3)
+    strategy = build_strategy(3)
     options = tf.distribute.InputOptions(experimental_per_replica_buffer_size=size)
     rows = tf.data.Dataset.range(11).map(fails)
     if whole:
@@ -428,7 +430,7 @@ def test_a_state_knows_the_failures_inside_a_step(
 def test_per_replica_datasets_of_different_lengths() -> None:
     mode = tf.distribute.InputReplicationMode.PER_REPLICA
     options = tf.distribute.InputOptions(experimental_replication_mode=mode)
-    strategy = mirrored(2)
+    strategy = build_strategy(2)
 
     def build(ctx: Any) -> tf.data.Dataset:
         return tf.data.Dataset.range(4 if ctx.input_pipeline_id else 2).batch(2)
@@ -441,20 +443,22 @@ def test_per_replica_datasets_of_different_lengths() -> None:
     other.load_state_dict(iterator.state_dict())
     assert [portions(strategy, value) for value in other] == [[[], [2, 3]]]
     with pytest.raises(InvalidArgumentError, match="PER_REPLICA needs as many replicas as before"):
-        iter(mirrored(1).distribute_datasets_from_function(build, options)).load_state_dict(
+        iter(build_strategy(1).distribute_datasets_from_function(build, options)).load_state_dict(
             iterator.state_dict()
         )
 
 
 def test_iterators_cannot_be_pickled() -> None:
-    iterator = iter(mirrored(2).experimental_distribute_dataset(tf.data.Dataset.range(4).batch(2)))
+    iterator = iter(
+        build_strategy(2).experimental_distribute_dataset(tf.data.Dataset.range(4).batch(2))
+    )
     with pytest.raises(InvalidTypeError, match="cannot be pickled"):
         iterator.__reduce__()
 
 
 def test_shapes_that_samples_show_lose_no_rows() -> None:
     """Two samples of one length do not mean that the last batch has it, too."""
-    strategy = mirrored(2)
+    strategy = build_strategy(2)
     inner = tf.data.Dataset.range(5).batch(2).flat_map(tf.data.Dataset.from_tensors)
     from_function = strategy.distribute_datasets_from_function(lambda context: inner)
     assert steps_of(strategy, from_function) == [[[0, 1], [2, 3]], [[4], []]]
@@ -479,7 +483,7 @@ def test_an_incomplete_step_is_dropped_only_while_shapes_are_the_same(backend: s
 
 @pytest.mark.parametrize("size", [0, 1, 4])
 def test_a_state_knows_that_shapes_were_not_the_same(size: int) -> None:
-    strategy = mirrored(2)
+    strategy = build_strategy(2)
     options = tf.distribute.InputOptions(experimental_per_replica_buffer_size=size)
     dataset = tf.data.Dataset.range(7).map(lambda x: np.zeros(5 if x == 4 else 3))
     distributed = strategy.distribute_datasets_from_function(lambda context: dataset, options)
@@ -490,7 +494,7 @@ def test_a_state_knows_that_shapes_were_not_the_same(size: int) -> None:
 @pytest.mark.parametrize("policy", ["AUTO", "OFF"])
 @pytest.mark.parametrize("mode", ["short", "pad", "repeat"])
 def test_none_goes_to_every_replica(policy: str, mode: str) -> None:
-    strategy = mirrored(2)
+    strategy = build_strategy(2)
     dataset = with_policy(tf.data.Dataset.range(5).map(lambda x: (x, None)).batch(4), policy)
     options = tf.distribute.InputOptions(last_batch=mode)
     for value in strategy.experimental_distribute_dataset(dataset, options):
@@ -508,7 +512,7 @@ def test_datasets_of_replicas_must_be_alike() -> None:
         return (rows.map(lambda x: (x, x)) if context.input_pipeline_id else rows).batch(2)
 
     with pytest.raises(InvalidArgumentError, match="for replica 0 but of .* for replica 1"):
-        mirrored(2).distribute_datasets_from_function(build, options)
+        build_strategy(2).distribute_datasets_from_function(build, options)
 
 
 @pytest.mark.parametrize("size", [-1, 2.5, True, "a"])
@@ -520,7 +524,9 @@ def test_wrong_buffer_sizes(size: Any) -> None:
 def test_other_wrong_options_and_states() -> None:
     with pytest.raises(InvalidTypeError, match="fetch_to_device must be a bool or None, got 'no'"):
         tf.distribute.InputOptions(experimental_fetch_to_device="no")  # type: ignore[arg-type]
-    distributed = mirrored(2).experimental_distribute_dataset(tf.data.Dataset.range(4).batch(2))
+    distributed = build_strategy(2).experimental_distribute_dataset(
+        tf.data.Dataset.range(4).batch(2)
+    )
     iterator = iter(distributed)
     for wrong in ({"replicas": 5}, {**iterator.state_dict(), "at": {"from": {}}}):
         with pytest.raises(InvalidArgumentError, match="DistributedIterator.load_state_dict"):
@@ -573,12 +579,12 @@ def test_a_state_moves_to_a_service_and_back(cluster: Any, kind: str, policy: st
     served = with_policy(SERVED[kind]().apply(cluster.distribute()).batch(5), policy)
     rows = [int(x) for b in local for x in b]
     for source, target in [(local, served), (served, local)]:
-        strategy = mirrored(2)
+        strategy = build_strategy(2)
         iterator = iter(strategy.experimental_distribute_dataset(source))
         seen: list[int] = []
         for taken in range(4):
             state = json.loads(json.dumps(iterator.state_dict()))
-            replicas = mirrored(2 + taken % 2)
+            replicas = build_strategy(2 + taken % 2)
             other = iter(replicas.experimental_distribute_dataset(target))
             other.load_state_dict(state)
             assert other.position == iterator.position
@@ -590,7 +596,7 @@ def test_a_state_moves_to_a_service_and_back(cluster: Any, kind: str, policy: st
 def test_a_moved_state_moves_on(cluster: Any) -> None:
     local = SERVED["stream"]().batch(5)
     served = SERVED["stream"]().apply(cluster.distribute()).batch(5)
-    strategy, state, seen = mirrored(2), None, []
+    strategy, state, seen = build_strategy(2), None, []
     for dataset in (local, served, local, served):
         iterator = iter(strategy.experimental_distribute_dataset(dataset))
         if state is not None:
@@ -602,7 +608,7 @@ def test_a_moved_state_moves_on(cluster: Any) -> None:
 
 def test_a_state_does_not_move_to_a_shared_job_or_another_dataset(cluster: Any) -> None:
     local = SERVED["stream"]().batch(5)
-    iterator = iter(mirrored(2).experimental_distribute_dataset(local))
+    iterator = iter(build_strategy(2).experimental_distribute_dataset(local))
     next(iterator)
     shared = SERVED["stream"]().apply(cluster.distribute(job_name="shared")).batch(5)
     another = SERVED["cut"]().apply(cluster.distribute()).batch(5)
@@ -610,7 +616,7 @@ def test_a_state_does_not_move_to_a_shared_job_or_another_dataset(cluster: Any) 
         (shared, "does not move to or from a service"),
         (another, "was saved by another pipeline"),
     ):
-        other = iter(mirrored(2).experimental_distribute_dataset(dataset))
+        other = iter(build_strategy(2).experimental_distribute_dataset(dataset))
         with pytest.raises(ValueError, match=reason):
             other.load_state_dict(iterator.state_dict())
 

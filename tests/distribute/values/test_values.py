@@ -216,7 +216,7 @@ def test_mirrored_works_with_frameworks() -> None:
 
 
 @dataclass(frozen=True)
-class Frozen:
+class FrozenPair:
     a: Any
     b: Any = 0
 
@@ -256,7 +256,7 @@ def test_regroup_keeps_special_containers() -> None:
     assert isinstance(
         regroup([top, top._replace() if hasattr(top, "_replace") else top], True), tuple
     )
-    assert regroup([Frozen(1, "x"), Frozen(2, "x")], always=False).a.values == (1, 2)
+    assert regroup([FrozenPair(1, "x"), FrozenPair(2, "x")], always=False).a.values == (1, 2)
     odd = regroup([Odd(1, "kept"), Odd(2)], always=False)
     assert odd.a.values == (2, 4)
     assert odd.note == "kept"

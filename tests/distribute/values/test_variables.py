@@ -30,7 +30,7 @@ def two() -> MirroredStrategy:
     return MirroredStrategy(["CPU:0", "CPU:1"])
 
 
-def made(strategy: Any, *args: Any, **kwargs: Any) -> Any:
+def make_variable(strategy: Any, *args: Any, **kwargs: Any) -> Any:
     with strategy.scope():
         return tf.Variable(*args, **kwargs)
 
@@ -63,7 +63,7 @@ def test_a_plain_variable() -> None:
 def test_calls_on_samples_leave_variables_as_they_are(
     mirrored: bool, two: MirroredStrategy
 ) -> None:
-    calls = made(two, 0) if mirrored else tf.Variable(0)
+    calls = make_variable(two, 0) if mirrored else tf.Variable(0)
 
     def count(x: Any) -> Any:
         calls.assign_add(1)
@@ -251,7 +251,7 @@ def test_numbers_of_a_narrower_kind_are_converted() -> None:
 
 
 def test_none_is_not_assigned(two: MirroredStrategy) -> None:
-    for v in (tf.Variable(1.0), made(two, 1.0)):
+    for v in (tf.Variable(1.0), make_variable(two, 1.0)):
         with pytest.raises(
             InvalidArgumentError, match="Variable.assign: None is no value; pass an"
         ):
@@ -259,7 +259,7 @@ def test_none_is_not_assigned(two: MirroredStrategy) -> None:
 
 
 def test_the_shape_is_that_of_the_initial_value(two: MirroredStrategy) -> None:
-    for make in (tf.Variable, lambda *a, **k: made(two, *a, **k)):
+    for make in (tf.Variable, lambda *a, **k: make_variable(two, *a, **k)):
         assert make([1.0, 2.0], shape=[2], validate_shape=False).shape == (2,)
         assert make(1.0, shape=tf.TensorShape(None)).shape == ()
         for shape in ([3], [None]):
@@ -268,23 +268,23 @@ def test_the_shape_is_that_of_the_initial_value(two: MirroredStrategy) -> None:
 
 
 def test_what_is_kept_for_training_code(two: MirroredStrategy) -> None:
-    for make in (tf.Variable, lambda *a, **k: made(two, *a, **k)):
+    for make in (tf.Variable, lambda *a, **k: make_variable(two, *a, **k)):
         assert make(1.0, constraint=abs).constraint is abs
         assert make(1.0).constraint is None
         assert make(1.0, aggregation=None).aggregation is NONE
-    assert made(two, 1.0, constraint=abs).values[1].constraint is abs
+    assert make_variable(two, 1.0, constraint=abs).values[1].constraint is abs
 
 
 @pytest.mark.parametrize("backend", ["numpy", "torch", "jax"])
 def test_indices_are_checked(backend: str) -> None:
     strategy = MirroredStrategy(["CPU:0", "CPU:1"], backend)
-    v = made(strategy, [1.0, 2.0])
+    v = make_variable(strategy, [1.0, 2.0])
     assert (float(v[-1]), float(v[tf.Variable(1)]), np.asarray(v[:1]).tolist()) == (2.0, 2.0, [1.0])
     for key in (2, -3, np.int64(2), (0, 0)):
         with pytest.raises(InvalidArgumentError, match=r"index .* does not fit the shape \(2,\)"):
             v[key]
     with pytest.raises(IndexError, match=r"MirroredVariable: index 0 does not fit the shape \(\)"):
-        made(strategy, 1.0)[0]
+        make_variable(strategy, 1.0)[0]
     for key in ("a", 1.5, (0, "a")):
         with pytest.raises(InvalidTypeError, match="an index must be ints or slices, got"):
             v[key]
@@ -295,10 +295,10 @@ def test_indices_are_checked(backend: str) -> None:
 def test_replicas_read_values_of_their_own(backend: str, aggregation: Any) -> None:
     strategy = MirroredStrategy(["CPU:0", "CPU:1"], backend)
     variables = [
-        made(strategy, [1.0, 2.0], aggregation=aggregation),
-        made(strategy, [1.0, 2.0], aggregation=aggregation, synchronization=ON_READ),
+        make_variable(strategy, [1.0, 2.0], aggregation=aggregation),
+        make_variable(strategy, [1.0, 2.0], aggregation=aggregation, synchronization=ON_READ),
         tf.Variable([1.0, 2.0]),
-        made(OneDeviceStrategy("CPU:0", backend), [1.0, 2.0]),
+        make_variable(OneDeviceStrategy("CPU:0", backend), [1.0, 2.0]),
     ]
     for v in variables:
         for read in (v.read_value, v.value, v.numpy):
@@ -312,7 +312,7 @@ def test_replicas_read_values_of_their_own(backend: str, aggregation: Any) -> No
 
 def test_single_numbers_are_read_anew(two: MirroredStrategy) -> None:
     for value in (1.5, 3, True, "a", 1j):
-        v = made(two, value)
+        v = make_variable(two, value)
         got = two.run(v.read_value)
         assert isinstance(got, PerReplica)
         assert got.values[0] == got.values[1] == v.numpy()
@@ -329,7 +329,7 @@ def changes(tensor: Any) -> None:
 def test_tensors_of_torch_share_no_memory_with_a_variable(distributed: bool) -> None:
     start = torch.zeros(3)
     strategy = MirroredStrategy(["CPU:0", "CPU:1"], "torch")
-    v = made(strategy, start) if distributed else tf.Variable(start)
+    v = make_variable(strategy, start) if distributed else tf.Variable(start)
     all_copies = v.values if distributed else [v]
     changes(start)
     changes(v.assign_add(torch.ones(3)))
@@ -359,7 +359,7 @@ def test_tensors_of_torch_share_no_memory_with_a_variable(distributed: bool) -> 
 @pytest.mark.parametrize("how", ["assign", "assign_add", "assign_sub"])
 def test_nothing_is_assigned_while_jax_traces(aggregation: Any, how: str) -> None:
     strategy = MirroredStrategy(["CPU:0", "CPU:1"], "jax")
-    v = made(strategy, [1.0, 1.0], aggregation=aggregation)
+    v = make_variable(strategy, [1.0, 1.0], aggregation=aggregation)
     message = f"Variable.{how}: called inside jax.jit or another transformation of JAX"
     for function in (lambda x: getattr(v, how)(x), lambda x: getattr(v, how)(np.ones(2))):
         with pytest.raises(FailedPreconditionError, match=message):
@@ -376,7 +376,7 @@ def test_nothing_is_assigned_while_jax_traces(aggregation: Any, how: str) -> Non
 
 @pytest.mark.parametrize("backend", ["numpy", "torch", "jax"])
 def test_variables_are_not_pickled(backend: str) -> None:
-    v = made(MirroredStrategy(["CPU:0", "CPU:1"], backend), 1.0, name="w")
+    v = make_variable(MirroredStrategy(["CPU:0", "CPU:1"], backend), 1.0, name="w")
     for one in (v, v.values[1], tf.Variable(1.0, name="w")):
         with pytest.raises(
             InvalidTypeError, match="pickle: the variable 'w.* belongs to its strategy"
@@ -386,14 +386,14 @@ def test_variables_are_not_pickled(backend: str) -> None:
 
 @pytest.mark.parametrize("name", ["synchronization", "aggregation"])
 def test_modes_are_checked(two: MirroredStrategy, name: str) -> None:
-    for make in (tf.Variable, lambda *a, **k: made(two, *a, **k)):
+    for make in (tf.Variable, lambda *a, **k: make_variable(two, *a, **k)):
         message = f"Variable: {name} must be a penstock.Variable{name.title()}, got 'SUM'"
         with pytest.raises(InvalidArgumentError, match=message):
             make(1.0, **{name: "SUM"})
 
 
 def test_copies_of_variables(two: MirroredStrategy) -> None:
-    plain, mirrored = tf.Variable([1.0]), made(two, [1.0])
+    plain, mirrored = tf.Variable([1.0]), make_variable(two, [1.0])
     for v in (plain, mirrored):
         with two.scope():
             others = [copy.deepcopy(v), copy.copy(v)]
@@ -406,7 +406,7 @@ def test_copies_of_variables(two: MirroredStrategy) -> None:
 @pytest.mark.parametrize("backend", ["numpy", "torch", "jax"])
 def test_a_copy_has_copies_of_its_own(backend: str) -> None:
     strategy = MirroredStrategy(["CPU:0", "CPU:1"], backend)
-    v = made(strategy, [1.0], aggregation=MEAN)
+    v = make_variable(strategy, [1.0], aggregation=MEAN)
     other = copy.deepcopy(v)
     other.assign([3.0])
     assert copies(other) == [[3.0], [3.0]]
@@ -416,7 +416,7 @@ def test_a_copy_has_copies_of_its_own(backend: str) -> None:
 
 
 def test_a_mirrored_variable(two: MirroredStrategy) -> None:
-    v = made(two, [1.0, 2.0], name="w")
+    v = make_variable(two, [1.0, 2.0], name="w")
     assert isinstance(v, MirroredVariable)
     assert isinstance(v, tf.Variable)
     assert isinstance(v, tf.distribute.DistributedValues)
@@ -438,7 +438,7 @@ def test_a_mirrored_variable(two: MirroredStrategy) -> None:
 
 
 def test_a_mirrored_variable_prints_its_copies(two: MirroredStrategy) -> None:
-    v = made(two, 1.0)
+    v = make_variable(two, 1.0)
     text = (
         "MirroredVariable:{\n"
         "  0: <tf.Variable 'Variable:0' shape=() dtype=float32, numpy=1.0>,\n"
@@ -449,7 +449,7 @@ def test_a_mirrored_variable_prints_its_copies(two: MirroredStrategy) -> None:
 
 def test_one_initial_value_for_all_copies(two: MirroredStrategy) -> None:
     numbers = iter(range(5))
-    assert copies(made(two, lambda: next(numbers))) == [0, 0]
+    assert copies(make_variable(two, lambda: next(numbers))) == [0, 0]
 
 
 @pytest.mark.parametrize(
@@ -464,7 +464,7 @@ def test_one_initial_value_for_all_copies(two: MirroredStrategy) -> None:
 def test_assigning_from_replicas(
     two: MirroredStrategy, aggregation: Any, new: tuple[float, ...], result: tuple[float, ...]
 ) -> None:
-    v = made(two, 1.0, aggregation=aggregation)
+    v = make_variable(two, 1.0, aggregation=aggregation)
     for how, change in (("assign", 0.0), ("assign_add", 1.0), ("assign_sub", 1.0)):
         v.assign(1.0)
         sign = -1 if how == "assign_sub" else 1
@@ -475,10 +475,10 @@ def test_assigning_from_replicas(
 
 def test_a_constant_from_all_replicas(two: MirroredStrategy) -> None:
     for aggregation in (NONE, MEAN, FIRST):
-        v = made(two, 1.0, aggregation=aggregation)
+        v = make_variable(two, 1.0, aggregation=aggregation)
         two.run(lambda v=v: v.assign_add(2.0))
         assert copies(v) == [3.0, 3.0]
-    v = made(two, 1.0, aggregation=SUM)
+    v = make_variable(two, 1.0, aggregation=SUM)
     one = np.float32(2)
     for value, text in ((2.0, "2.0"), (one, "np.float32")):
         message = (
@@ -506,7 +506,7 @@ def test_a_list_from_each_replica_is_one_array(
     backend: str, aggregation: Any, expected: list[Any]
 ) -> None:
     strategy = MirroredStrategy(["CPU:0", "CPU:1"], backend)
-    v = made(strategy, [0.0, 0.0], aggregation=aggregation)
+    v = make_variable(strategy, [0.0, 0.0], aggregation=aggregation)
     strategy.run(lambda: v.assign([1.0 + number(), 2.0]))
     assert copies(v) == expected
 
@@ -514,7 +514,7 @@ def test_a_list_from_each_replica_is_one_array(
 @pytest.mark.parametrize("backend", ["numpy", "torch", "jax"])
 def test_numbers_from_each_replica_keep_the_dtype(backend: str) -> None:
     strategy = MirroredStrategy(["CPU:0", "CPU:1"], backend)
-    v = made(strategy, 0, dtype=tf.int16, aggregation=SUM)
+    v = make_variable(strategy, 0, dtype=tf.int16, aggregation=SUM)
     dtype = v.dtype
     strategy.run(lambda: v.assign_add(number() + 1))
     assert copies(v) == [3, 3]
@@ -527,15 +527,15 @@ def test_whole_numbers_have_no_mean(backend: str) -> None:
     message = "Variable: the aggregation MEAN needs a float variable, but 'n:0' has the dtype .*int"
     for synchronization in (ON_READ, tf.VariableSynchronization.AUTO):
         with pytest.raises(InvalidArgumentError, match=message):
-            made(strategy, 1, name="n", aggregation=MEAN, synchronization=synchronization)
-    assert copies(made(strategy, 1.0, dtype=tf.bfloat16, aggregation=MEAN)) == [1.0, 1.0]
+            make_variable(strategy, 1, name="n", aggregation=MEAN, synchronization=synchronization)
+    assert copies(make_variable(strategy, 1.0, dtype=tf.bfloat16, aggregation=MEAN)) == [1.0, 1.0]
     assert tf.Variable(1, aggregation=MEAN).numpy() == 1
 
 
 @pytest.mark.parametrize("aggregation", [NONE, SUM, MEAN, FIRST])
 def test_assigning_from_outside_aggregates_nothing(two: MirroredStrategy, aggregation: Any) -> None:
-    v, w = made(two, 4.0, aggregation=aggregation), made(two, 3.0)
-    kept = made(two, 5.0, aggregation=SUM, synchronization=ON_READ)
+    v, w = make_variable(two, 4.0, aggregation=aggregation), make_variable(two, 3.0)
+    kept = make_variable(two, 5.0, aggregation=SUM, synchronization=ON_READ)
     assert copies_after(v, "assign", v) == [4.0, 4.0]
     assert copies_after(v, "assign_add", w) == [7.0, 7.0]
     assert copies_after(v, "assign_sub", w) == [4.0, 4.0]
@@ -553,20 +553,20 @@ def copies_after(variable: Any, how: str, value: Any) -> list[Any]:
 
 
 def test_what_on_read_variables_are_assigned_from_outside(two: MirroredStrategy) -> None:
-    w = made(two, 3.0, aggregation=SUM, synchronization=ON_READ)
-    v = made(two, 1.0, aggregation=MEAN, synchronization=ON_READ)
+    w = make_variable(two, 3.0, aggregation=SUM, synchronization=ON_READ)
+    v = make_variable(two, 1.0, aggregation=MEAN, synchronization=ON_READ)
     assert copies_after(v, "assign", w) == [6.0, 6.0]
     assert copies_after(v, "assign", PerReplica((1.0, 2.0))) == [1.0, 2.0]
-    assert copies_after(w, "assign", made(two, 3.0)) == [1.5, 1.5]
+    assert copies_after(w, "assign", make_variable(two, 3.0)) == [1.5, 1.5]
     assert copies_after(w, "assign", w) == [1.5, 1.5]
 
 
 @pytest.mark.parametrize("backend", ["numpy", "torch", "jax"])
 def test_replicas_assign_other_variables(backend: str) -> None:
     strategy = MirroredStrategy(["CPU:0", "CPU:1"], backend)
-    v = made(strategy, 4.0, aggregation=SUM)
-    kept = made(strategy, 3.0, aggregation=SUM, synchronization=ON_READ)
-    mirrored, plain = made(strategy, 3.0), tf.Variable(3.0)
+    v = make_variable(strategy, 4.0, aggregation=SUM)
+    kept = make_variable(strategy, 3.0, aggregation=SUM, synchronization=ON_READ)
+    mirrored, plain = make_variable(strategy, 3.0), tf.Variable(3.0)
     for value in (kept, mirrored.read_value):
         strategy.run(lambda value=value: v.assign(value() if callable(value) else value))
         assert copies(v) == [6.0, 6.0]
@@ -574,23 +574,23 @@ def test_replicas_assign_other_variables(backend: str) -> None:
     for value in (mirrored, v, plain) if backend == "numpy" else (mirrored, v):
         with pytest.raises(InvalidArgumentError, match=message):
             strategy.run(lambda value=value: v.assign(value))
-    mean = made(strategy, 4.0, aggregation=MEAN)
+    mean = make_variable(strategy, 4.0, aggregation=MEAN)
     strategy.run(lambda: mean.assign(mirrored))
     assert copies(mean) == [3.0, 3.0]
     strategy.run(lambda: mirrored.assign(mirrored + number()))
     for aggregation, expected in ((MEAN, [3.0, 4.0]), (FIRST, [3.0, 3.0])):
-        v = made(strategy, 0.0, aggregation=aggregation)
+        v = make_variable(strategy, 0.0, aggregation=aggregation)
         strategy.run(lambda v=v: v.assign(mirrored))
         assert copies(v) == expected
 
 
 def test_values_of_another_number_of_replicas_are_refused(two: MirroredStrategy) -> None:
     with pytest.raises(InvalidArgumentError, match="MirroredVariable.assign: the value has 3 repl"):
-        made(two, 0.0).assign(PerReplica((1.0, 2.0, 3.0)))
+        make_variable(two, 0.0).assign(PerReplica((1.0, 2.0, 3.0)))
 
 
 def test_a_replica_reads_its_own_copy(two: MirroredStrategy) -> None:
-    v = made(two, 1.0)
+    v = make_variable(two, 1.0)
     two.run(lambda: v.assign(number() + 1.5))
     assert two.run(lambda: v * 2).values == (3.0, 5.0)
     assert two.run(lambda: v.read_value()).values == (1.5, 2.5)
@@ -602,7 +602,7 @@ def test_a_replica_reads_its_own_copy(two: MirroredStrategy) -> None:
 
 @pytest.mark.parametrize("synchronization", [tf.VariableSynchronization.AUTO, ON_READ])
 def test_another_strategys_variable_is_refused(two: MirroredStrategy, synchronization: Any) -> None:
-    v = made(two, 1.0, aggregation=SUM, name="w", synchronization=synchronization)
+    v = make_variable(two, 1.0, aggregation=SUM, name="w", synchronization=synchronization)
     three = MirroredStrategy(["CPU:0", "CPU:1", "CPU:2"])
     message = "Variable: 'w:0' is used inside the run of another strategy, and mixing strategies"
     for use in (lambda: v + 1, lambda: v.assign(np.float32(number())), v.numpy):
@@ -638,7 +638,7 @@ def test_on_read(
     assigned: float,
     shares: list[float],
 ) -> None:
-    v = made(two, 1.0, synchronization=ON_READ, aggregation=aggregation)
+    v = make_variable(two, 1.0, synchronization=ON_READ, aggregation=aggregation)
     assert isinstance(v, SyncOnReadVariable)
     assert not v.trainable
     assert v.synchronization is ON_READ
@@ -652,7 +652,7 @@ def test_on_read(
 
 
 def test_on_read_without_aggregation(two: MirroredStrategy) -> None:
-    v = made(two, 1.0, name="n", synchronization=ON_READ)
+    v = make_variable(two, 1.0, name="n", synchronization=ON_READ)
     message = "SyncOnReadVariable.read_value: 'n:0' has the aggregation NONE, so its copies are no"
     for read in (v.read_value, v.numpy, lambda: v + 1):
         with pytest.raises(InvalidArgumentError, match=message):
@@ -664,28 +664,28 @@ def test_on_read_without_aggregation(two: MirroredStrategy) -> None:
 
 
 def test_on_read_sums_are_changed_by_replicas_only(two: MirroredStrategy) -> None:
-    v = made(two, 1.0, name="n", synchronization=ON_READ, aggregation=SUM)
+    v = make_variable(two, 1.0, name="n", synchronization=ON_READ, aggregation=SUM)
     for how in ("assign_add", "assign_sub"):
         message = f"SyncOnReadVariable.{how}: 'n:0' is the sum of its copies, which only replicas"
         with pytest.raises(InvalidArgumentError, match=message):
             getattr(v, how)(1.0)
-    assert made(two, 1.0, synchronization=ON_READ, aggregation=MEAN).assign_add(1.0) == 2.0
+    assert make_variable(two, 1.0, synchronization=ON_READ, aggregation=MEAN).assign_add(1.0) == 2.0
 
 
 def test_on_read_sums_of_whole_numbers_are_exact(two: MirroredStrategy) -> None:
-    v = made(two, 0, synchronization=ON_READ, aggregation=SUM)
+    v = make_variable(two, 0, synchronization=ON_READ, aggregation=SUM)
     assert v.assign(7) == 7
     assert copies(v) == [4, 3]
 
 
 def test_on_read_is_trainable_if_asked_for(two: MirroredStrategy) -> None:
-    assert not made(two, 1.0, synchronization=ON_READ).trainable
-    assert made(two, 1.0, trainable=True, synchronization=ON_READ).trainable
+    assert not make_variable(two, 1.0, synchronization=ON_READ).trainable
+    assert make_variable(two, 1.0, trainable=True, synchronization=ON_READ).trainable
 
 
 def test_replicas_combine_their_copies_of_an_on_read_variable(two: MirroredStrategy) -> None:
     first = tf.VariableAggregation.ONLY_FIRST_REPLICA
-    v = made(two, [0.0], synchronization=ON_READ, aggregation=first)
+    v = make_variable(two, [0.0], synchronization=ON_READ, aggregation=first)
 
     def combine() -> Any:
         replica = get_replica_context()
@@ -708,7 +708,7 @@ def test_replicas_create_variables_by_one_name(two: MirroredStrategy) -> None:
 
 
 def test_a_variable_knows_its_strategy(two: MirroredStrategy) -> None:
-    v = made(two, 1.0)
+    v = make_variable(two, 1.0)
     assert v.distribute_strategy is two is v.values[1].distribute_strategy
     assert tf.Variable(1.0).distribute_strategy is tf.distribute.get_strategy()
 
@@ -717,7 +717,7 @@ def test_synchronization_none_needs_no_scope(two: MirroredStrategy) -> None:
     apart = tf.VariableSynchronization.NONE
     assert tf.Variable(1.0, synchronization=apart).synchronization is apart
     with pytest.raises(InvalidArgumentError, match="Variable: synchronization NONE is not poss"):
-        made(two, 1.0, synchronization=apart)
+        make_variable(two, 1.0, synchronization=apart)
 
 
 def test_replicas_make_a_variable_together(two: MirroredStrategy) -> None:
@@ -758,7 +758,7 @@ def test_all_replicas_must_make_the_variable(two: MirroredStrategy) -> None:
 
 def test_under_one_device_variables_are_plain() -> None:
     strategy = OneDeviceStrategy("CPU:1")
-    v = made(strategy, 1.0)
+    v = make_variable(strategy, 1.0)
     assert type(v) is tf.Variable
     assert v.device.endswith("CPU:1")
     assert strategy.extended.variable_created_in_scope(v)
@@ -767,11 +767,11 @@ def test_under_one_device_variables_are_plain() -> None:
 
 def test_one_mirrored_copy() -> None:
     strategy = MirroredStrategy(["CPU:0"])
-    v = made(strategy, 1.0, aggregation=SUM)
+    v = make_variable(strategy, 1.0, aggregation=SUM)
     assert isinstance(v, MirroredVariable)
     assert strategy.run(lambda: v.assign_add(2.0)) == 3.0
     assert copies(v) == [3.0]
-    for other in (made(strategy, 4.0), tf.Variable(4.0)):
+    for other in (make_variable(strategy, 4.0), tf.Variable(4.0)):
         assert strategy.run(lambda other=other: v.assign(other)) == 4.0
 
 
@@ -780,7 +780,7 @@ def test_one_mirrored_copy() -> None:
 )
 def test_variables_of_every_framework(backend: str, kind: type) -> None:
     strategy = MirroredStrategy(["CPU:0", "CPU:1"], backend)
-    v = made(strategy, [1.0, 2.0], aggregation=SUM)
+    v = make_variable(strategy, [1.0, 2.0], aggregation=SUM)
     assert all(isinstance(one.value(), kind) for one in v.values)
     if backend == "jax":
         handles = [device.handle for device in strategy._replicas.devices]
@@ -819,7 +819,7 @@ def test_tensors_as_initial_values() -> None:
 
 def test_gradients_by_torch() -> None:
     strategy = MirroredStrategy(["CPU:0", "CPU:1"], "torch")
-    w = made(strategy, 0.0, aggregation=SUM)
+    w = make_variable(strategy, 0.0, aggregation=SUM)
     x = PerReplica((torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0])))
 
     def step(x: Any) -> None:
@@ -861,22 +861,22 @@ F = np.float32
 
 
 def test_all_workers_begin_with_the_first_ones_value() -> None:
-    assert copies(made(second_worker(2, F(7)), 1.0)) == [7.0, 7.0]
+    assert copies(make_variable(second_worker(2, F(7)), 1.0)) == [7.0, 7.0]
 
 
 def test_assignments_are_aggregated_across_workers() -> None:
     strategy = second_worker(1, F(0), F(10))
-    v = made(strategy, 0.0, aggregation=SUM)
+    v = make_variable(strategy, 0.0, aggregation=SUM)
     assert strategy.run(lambda: v.assign_add(F(1))) == 11.0
     strategy = second_worker(2, F(0), F(5))
-    v = made(strategy, 0.0, aggregation=FIRST)
+    v = make_variable(strategy, 0.0, aggregation=FIRST)
     strategy.run(lambda: v.assign(F(number())))
     assert copies(v) == [5.0, 5.0]
 
 
 def test_on_read_across_workers() -> None:
     strategy = second_worker(2, 0, 10, 5)
-    v = made(strategy, 0, synchronization=ON_READ, aggregation=SUM)
+    v = make_variable(strategy, 0, synchronization=ON_READ, aggregation=SUM)
     strategy.run(lambda: v.assign_add(np.int32(1)))
     assert v.read_value() == 12
     assert v.assign(9) == 9

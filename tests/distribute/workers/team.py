@@ -21,7 +21,7 @@ from tests.programs import ForkedProgram
 
 
 @dataclass(frozen=True)
-class Said:
+class MemberReport:
     """What a member had to say: an answer per program, and how it ended."""
 
     answers: dict[str, Any]
@@ -49,14 +49,14 @@ def run_team(
     workers: int = 2,
     timeout: float = 120,
     places: Sequence[str] = (),
-) -> list[Said]:
+) -> list[MemberReport]:
     """What each of the `members` of a team of `workers` said; other workers are not started."""
     where = list(places) or addresses(workers)
     given = [[index, where, backend, timeout, list(programs)] for index in members]
     return run_processes([["-m", __name__, json.dumps(one)] for one in given])
 
 
-def run_processes(commands: Sequence[Sequence[str]]) -> list[Said]:
+def run_processes(commands: Sequence[Sequence[str]]) -> list[MemberReport]:
     """What Python processes said, all of them started before the first is waited for."""
     own = {
         "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
@@ -71,12 +71,12 @@ def run_processes(commands: Sequence[Sequence[str]]) -> list[Said]:
         return [_heard(child) for child in children]
 
 
-def _heard(child: ForkedProgram) -> Said:
+def _heard(child: ForkedProgram) -> MemberReport:
     # It may read until now, when its input is closed: that is how a member keeps silent.
     output = child.communicate()
     lines = [json.loads(line) for line in output.splitlines() if line.startswith('["said"')]
     answers = {name: answer for _, name, answer in lines}
-    return Said(answers, child.returncode, child.read_errors())
+    return MemberReport(answers, child.returncode, child.read_errors())
 
 
 def say(name: str, answer: Any) -> None:
@@ -97,7 +97,7 @@ def attempt(name: str, call: Callable[..., Any], *arguments: Any) -> Any:
 def member(index: int, where: list[str], backend: str, timeout: float, programs: list[str]) -> None:
     """What a process of the team does."""
 
-    def made() -> MultiWorkerMirroredStrategy:
+    def make_strategy() -> MultiWorkerMirroredStrategy:
         return MultiWorkerMirroredStrategy(
             SimpleClusterResolver(where, task_id=index),
             backend=backend,
@@ -105,7 +105,7 @@ def member(index: int, where: list[str], backend: str, timeout: float, programs:
             timeout=timeout,
         )
 
-    strategy = attempt("strategy", made)
+    strategy = attempt("strategy", make_strategy)
     for name in programs if strategy else ():
         answer = attempt(name, getattr(team_programs, name), strategy)
         if answer is not None:

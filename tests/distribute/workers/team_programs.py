@@ -184,7 +184,7 @@ def sums(strategy: Any) -> Any:
     found = {}
     for dtype in ("int8", "int16", "float16", "bfloat16", "float64", "complex64"):
         for size in (3, 2000):
-            total = strategy._replicas.collectives.all_reduce(_filled(strategy, dtype, size))
+            total = strategy._replicas.collectives.all_reduce(_fill_array(strategy, dtype, size))
             name = str(total.dtype).removeprefix("torch.")
             found[f"{dtype}{size}"] = [name, complex(total[-1]).real, len(total)]
     for size in (3, 2000):
@@ -193,7 +193,7 @@ def sums(strategy: Any) -> Any:
     return found
 
 
-def _filled(strategy: Any, dtype: str, size: int) -> Any:
+def _fill_array(strategy: Any, dtype: str, size: int) -> Any:
     array = np.full(size, strategy._replicas.worker + 1)
     if strategy._replicas.backend.name == "torch":
         return strategy._replicas.backend.put(array, "cpu").to(getattr(sys.modules["torch"], dtype))

@@ -32,24 +32,24 @@ from penstock.errors import (
     UnavailableError,
 )
 from tests.distribute.workers import team_programs
-from tests.distribute.workers.team import Said, addresses, run_processes, run_team
+from tests.distribute.workers.team import MemberReport, addresses, run_processes, run_team
 
 PROGRAMS = "place train portions reductions tensors variables arrays disagreements again".split()
 PAIR = Membership((Member("worker 0", "localhost:1"), Member("worker 1", "")), 1)
 
 
 @pytest.fixture(scope="module", params=["numpy", "torch", "jax"])
-def team(request: pytest.FixtureRequest) -> list[Said]:
+def team(request: pytest.FixtureRequest) -> list[MemberReport]:
     """Two processes with two replicas each, which have run all programs."""
     # jax adds up all dtypes; torch's gloo does not.
     return run_team(PROGRAMS if request.param == "jax" else [*PROGRAMS, "sums"], request.param)
 
 
-def test_members_end_well(team: list[Said]) -> None:
+def test_members_end_well(team: list[MemberReport]) -> None:
     assert [one.status for one in team] == [0, 0], "\n".join(one.errors for one in team)
 
 
-def test_everyone_knows_its_place(team: list[Said]) -> None:
+def test_everyone_knows_its_place(team: list[MemberReport]) -> None:
     for worker, found in enumerate(one["place"] for one in team):
         assert found["replicas"] == 4
         assert found["ids"] == [2 * worker, 2 * worker + 1]
@@ -59,7 +59,7 @@ def test_everyone_knows_its_place(team: list[Said]) -> None:
         assert found["devices"] == [f"{task}:0", f"{task}:1"]
 
 
-def test_same_weights_as_one_replica_with_the_whole_batch(team: list[Said]) -> None:
+def test_same_weights_as_one_replica_with_the_whole_batch(team: list[MemberReport]) -> None:
     alone = team_programs.train(MirroredStrategy(["CPU:0"]))
     for found in (one["train"] for one in team):
         assert found["weights"][0] == found["weights"][1] == team[0]["train"]["weights"][0]
@@ -69,11 +69,11 @@ def test_same_weights_as_one_replica_with_the_whole_batch(team: list[Said]) -> N
     assert len(alone["losses"]) == 2 * 7
 
 
-def test_tensors_stay_tensors(team: list[Said]) -> None:
+def test_tensors_stay_tensors(team: list[MemberReport]) -> None:
     assert [one["tensors"] for one in team] == [["Tensor"] * 4] * 2
 
 
-def test_uneven_data_has_equal_steps_and_every_element_once(team: list[Said]) -> None:
+def test_uneven_data_has_equal_steps_and_every_element_once(team: list[MemberReport]) -> None:
     first, second = (one["portions"] for one in team)
     assert first["kind"] == second["kind"] == "PerReplica"
     assert first["data"] == [[[0, 1], [4, 5]], [[6, 7], [10, 11]], [[12], []]]
@@ -82,12 +82,12 @@ def test_uneven_data_has_equal_steps_and_every_element_once(team: list[Said]) ->
     assert second["function"] == [[[0, 1], [2, 3]], [[4, 5], [6, 7]], [[8], []]]
 
 
-def test_workers_shuffle_alike(team: list[Said]) -> None:
+def test_workers_shuffle_alike(team: list[MemberReport]) -> None:
     steps = [step for one in team for step in one["portions"]["shuffled"]]
     assert sorted(number for step in steps for part in step for number in part) == list(range(24))
 
 
-def test_reductions_span_all_workers(team: list[Said]) -> None:
+def test_reductions_span_all_workers(team: list[MemberReport]) -> None:
     for found in (one["reductions"] for one in team):
         assert found["sum"] == [6.0, 60.0]
         assert found["mean"] == [1.5, 15.0]
@@ -96,12 +96,12 @@ def test_reductions_span_all_workers(team: list[Said]) -> None:
         assert found["large"] == 600 * (1 + 3)
 
 
-def test_variables_start_equal_and_stay_so(team: list[Said]) -> None:
+def test_variables_start_equal_and_stay_so(team: list[MemberReport]) -> None:
     for found in (one["variables"] for one in team):
         assert found == {"start": 10.0, "mirrored": [12.5, 12.5], "on_read": 10.0}
 
 
-def test_arrays_arrive_as_they_were(team: list[Said]) -> None:
+def test_arrays_arrive_as_they_were(team: list[MemberReport]) -> None:
     for found in (one["arrays"] for one in team):
         assert found == {
             "gathered": [[0, 2], [200, 2]],
@@ -113,7 +113,7 @@ def test_arrays_arrive_as_they_were(team: list[Said]) -> None:
         }
 
 
-def test_workers_that_disagree_raise(team: list[Said]) -> None:
+def test_workers_that_disagree_raise(team: list[MemberReport]) -> None:
     for worker, found in enumerate(one["disagreements"] for one in team):
         kind, message = found["shapes"]
         assert kind == "DisagreementError"
@@ -132,7 +132,7 @@ def test_workers_that_disagree_raise(team: list[Said]) -> None:
         assert "an array of 9 dimensions cannot be sent to" in found["many_dimensions"][1]
 
 
-def test_a_second_strategy_in_the_same_processes(team: list[Said]) -> None:
+def test_a_second_strategy_in_the_same_processes(team: list[MemberReport]) -> None:
     for worker, found in enumerate(one["again"] for one in team):
         assert (found["replicas"], found["sum"]) == (2, 3.0)
         kind, message = found["other"]
@@ -146,7 +146,7 @@ def test_a_second_strategy_in_the_same_processes(team: list[Said]) -> None:
 
 
 @pytest.mark.parametrize("team", ["numpy", "torch"], indirect=True)
-def test_sums_of_all_dtypes(team: list[Said]) -> None:
+def test_sums_of_all_dtypes(team: list[MemberReport]) -> None:
     sizes, dtypes = (3, 2000), ("int8", "int16", "float16", "bfloat16", "float64", "complex64")
     expected = {f"{dtype}{size}": [dtype, 3.0, size] for dtype in dtypes for size in sizes}
     expected |= {f"other_order{size}": ["float32", 3.0, size] for size in sizes}
@@ -345,13 +345,13 @@ class Failing(collectives.Peers):
 
     absent: list[int] | None = None
 
-    def _lost(self, *_: Any) -> Any:
+    def _lose_connection(self, *_: Any) -> Any:
         raise ConnectionResetError
 
     def _find_absent(self) -> list[int] | None:
         return self.absent
 
-    _exchange = _broadcast_first = _sum = _as_small_array = _convert_like = _lost
+    _exchange = _broadcast_first = _sum = _as_small_array = _convert_like = _lose_connection
 
 
 @pytest.mark.parametrize(
