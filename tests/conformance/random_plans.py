@@ -68,7 +68,7 @@ def numbers_of(draw: Any) -> Node:
         case 1:
             return e.rows(*draw(st.lists(st.integers(-5, 20), min_size=1, max_size=12)))
         case 2:
-            return e.generated(draw(st.sampled_from([e.count_up, e.count_and_fail])), count)
+            return e.generate_numbers(draw(st.sampled_from([e.count_up, e.count_and_fail])), count)
         case 3:
             return n.Take(endless(draw), count)
     return e.numbers(count)
@@ -167,7 +167,7 @@ STEPS: dict[str, list[tuple[str, Step]]] = {
             "number",
             lambda d, p: n.Interleave(p, function(d, DATASETS), d(size), d(size), d(parallel)),
         ),
-        ("number", lambda d, p: e.scanned(p, d(st.sampled_from([e.sums, e.sums_without_3])))),
+        ("number", lambda d, p: e.scan_plan(p, d(st.sampled_from([e.sums, e.sums_without_3])))),
         ("number", lambda d, p: n.Unique(p)),
         ("number", lambda d, p: n.Concatenate(p, numbers_of(d))),
         ("number", lambda d, p: n.Concatenate(numbers_of(d), p)),
@@ -179,32 +179,32 @@ STEPS: dict[str, list[tuple[str, Step]]] = {
         ("vector", lambda d, p: n.FlatMap(windows(d, p), Function(e.batches))),
         (
             "vector",
-            lambda d, p: e.grouped(
+            lambda d, p: e.group_plan(
                 p,
                 d(st.sampled_from([e.by_three, e.by_three_without_4])),
                 d(st.sampled_from([e.group_batches, e.group_without_1])),
                 d(size),
             ),
         ),
-        ("uneven", lambda d, p: e.vectors(e.mapped(p, abs))),
+        ("uneven", lambda d, p: e.vectors(e.map_plan(p, abs))),
     ],
     "pair": [
-        ("number", lambda d, p: e.mapped(p, d(st.sampled_from([add, first_part])))),
-        ("pair", lambda d, p: e.mapped(p, e.noisy_pair, random=d(seed), parallel=d(parallel))),
+        ("number", lambda d, p: e.map_plan(p, d(st.sampled_from([add, first_part])))),
+        ("pair", lambda d, p: e.map_plan(p, e.noisy_pair, random=d(seed), parallel=d(parallel))),
     ],
     "vector": [
         ("number", lambda d, p: n.Unbatch(p)),
-        ("number", lambda d, p: e.mapped(p, d(st.sampled_from([total, len_64])))),
+        ("number", lambda d, p: e.map_plan(p, d(st.sampled_from([total, len_64])))),
         ("vector", lambda d, p: n.Rebatch(n.Unbatch(p), d(sizes), d(st.booleans()))),
-        ("vector", lambda d, p: e.mapped(p, reversed_rows)),
+        ("vector", lambda d, p: e.map_plan(p, reversed_rows)),
         ("matrix", lambda d, p: n.PaddedBatch(p, d(size), d(st.booleans()))),
         ("matrix", lambda d, p: n.Batch(p, d(size), d(st.booleans()))),
     ],
     "uneven": [
         ("number", lambda d, p: n.Unbatch(p)),
-        ("number", lambda d, p: e.mapped(p, len_64)),
+        ("number", lambda d, p: e.map_plan(p, len_64)),
         ("vector", lambda d, p: n.Rebatch(n.Unbatch(p), d(sizes), d(st.booleans()))),
-        ("vector", lambda d, p: e.mapped(draw_pack(d, p), tokens)),
+        ("vector", lambda d, p: e.map_plan(draw_pack(d, p), tokens)),
         ("matrix", lambda d, p: n.PaddedBatch(p, d(size), d(st.booleans()))),
         ("ragged", lambda d, p: n.RaggedBatch(p, d(size), d(st.booleans()))),
     ],

@@ -17,7 +17,15 @@ from penstock.plan.optimize import RULES, optimize
 from tests.conformance.random_plans import add_prefetches, otherwise_parallel, plans
 from tests.effort import examples
 from tests.engine import example_plans as e
-from tests.engine.driving import MOST, drained, model, opened, pulls, taken, travelled
+from tests.engine.driving import (
+    MOST,
+    drain_stream,
+    model,
+    open_stream,
+    pulls,
+    reload_state,
+    take_elements,
+)
 from tests.engine.example_plans import fresh
 from tests.engine.list_model import items
 from tests.engine.list_values import plain
@@ -34,7 +42,7 @@ limits = st.lists(st.integers(1, 9), min_size=1, max_size=4)
 @given(plans(), rule_sets, limits)
 @examples(500)
 def test_elements_are_those_of_the_list_model(plan, rules, limits):
-    stream = opened(optimize(plan, rules))
+    stream = open_stream(optimize(plan, rules))
     found = []
     for limit in itertools.cycle(limits):
         pulled = next(pulls(stream, limit), [])
@@ -51,13 +59,13 @@ def test_iteration_resumes_exactly_from_every_position(plan):
     expected = model(plan)
     iterator = Iterator(fresh(plan), ENVIRONMENT)
     for count in range(min(len(expected), POSITIONS) + 1):
-        state = travelled(iterator.state_dict())
+        state = reload_state(iterator.state_dict())
         again = Iterator(fresh(plan), ENVIRONMENT)
         again.load_state_dict(state)
-        rest = taken(again, MOST - count)
+        rest = take_elements(again, MOST - count)
         again.close()
         assert rest == expected[count:], f"saved after {count}: {state}"
-        taken(iterator, 1)
+        take_elements(iterator, 1)
     iterator.close()
 
 
@@ -66,13 +74,13 @@ def test_iteration_resumes_exactly_from_every_position(plan):
 def test_states_fit_plans_that_prefetch_and_call_otherwise(plan, count, calls, ahead):
     expected = model(plan)[:MOST]
     iterator = Iterator(fresh(plan), ENVIRONMENT)
-    given_before = taken(iterator, count)
-    state = travelled(iterator.state_dict())
+    given_before = take_elements(iterator, count)
+    state = reload_state(iterator.state_dict())
     iterator.close()
     other = otherwise_parallel(fresh(plan), calls)
     again = Iterator(add_prefetches(other) if ahead else other, ENVIRONMENT)
     again.load_state_dict(state)
-    rest = taken(again, MOST - len(given_before))
+    rest = take_elements(again, MOST - len(given_before))
     again.close()
     assert [*given_before, *rest] == expected
 
@@ -88,8 +96,8 @@ def test_random_access_agrees_with_iteration(plan):
         if plan.cardinality != INFINITE:
             assert element_at(dataset, index - len(expected)) == element
     for start, stop in itertools.product((0, 1, 3), (0, 2, 5, 100)):
-        assert taken(iter(dataset[start:stop])) == expected[start:stop]
-    assert taken(iter(dataset[1::3])) == expected[1::3]
+        assert take_elements(iter(dataset[start:stop])) == expected[start:stop]
+    assert take_elements(iter(dataset[1::3])) == expected[1::3]
 
 
 def element_at(dataset, index):
@@ -143,10 +151,10 @@ def test_elements_fit_their_spec(plan):
 
 def test_numbers_that_an_operator_draws_by_end_there():
     """`unique` counts, so the datasets after it are numbered by their places behind it."""
-    source = n.FlatMap(e.filtered(e.numbers(4)), Function(e.some))
-    unique = n.Unique(e.mapped(source, e.noisy, random=3))
+    source = n.FlatMap(e.filter_plan(e.numbers(4)), Function(e.some))
+    unique = n.Unique(e.map_plan(source, e.noisy, random=3))
     plan = n.FlatMap(unique, Function(e.shuffled_some))
-    assert drained(opened(plan), 3) == model(plan)
+    assert drain_stream(open_stream(plan), 3) == model(plan)
 
 
 def test_the_random_plans_are_not_trivial():

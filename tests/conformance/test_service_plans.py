@@ -20,7 +20,7 @@ from penstock.plan.nodes import Node
 from penstock.plan.options import Options, ShardingPolicy
 from tests.conformance.random_plans import plans
 from tests.effort import examples
-from tests.engine.driving import MOST, model, taken, travelled
+from tests.engine.driving import MOST, model, reload_state, take_elements
 from tests.engine.example_plans import fresh
 from tests.engine.list_model import items
 from tests.engine.list_values import plain
@@ -69,7 +69,7 @@ def distribute_plan(plan: Node, service: str, mode=ShardingPolicy.DYNAMIC) -> No
 
 def read(plan: Node, most=MOST):
     with Iterator(plan, ENVIRONMENT) as iterator:
-        return taken(iterator, most)
+        return take_elements(iterator, most)
 
 
 @given(plans(), st.integers(0, MOST_WORKERS - 1))
@@ -99,11 +99,11 @@ def test_a_state_fits_other_services_with_other_numbers_of_workers(
     assume(travels(plan))
     expected = model(plan)
     with Iterator(distribute_plan(fresh(plan), clusters[first].target), ENVIRONMENT) as iterator:
-        given_before = taken(iterator, count)
-        state = travelled(iterator.state_dict())
+        given_before = take_elements(iterator, count)
+        state = reload_state(iterator.state_dict())
     with Iterator(distribute_plan(fresh(plan), clusters[second].target), ENVIRONMENT) as again:
         again.load_state_dict(state)
-        assert given_before + taken(again, MOST - len(given_before)) == expected
+        assert given_before + take_elements(again, MOST - len(given_before)) == expected
 
 
 @given(plans(depth=4), st.data(), st.integers(0, 25), st.integers(0, 2))
@@ -119,11 +119,11 @@ def test_a_plan_with_a_distributed_part_resumes(clusters, plan, data, count, num
 
     expected = model(build_plan())
     with Iterator(build_plan(), ENVIRONMENT) as iterator:
-        given_before = taken(iterator, count)
-        state = travelled(iterator.state_dict())
+        given_before = take_elements(iterator, count)
+        state = reload_state(iterator.state_dict())
     with Iterator(build_plan(), ENVIRONMENT) as again:
         again.load_state_dict(state)
-        assert given_before + taken(again, MOST - len(given_before)) == expected
+        assert given_before + take_elements(again, MOST - len(given_before)) == expected
 
 
 def count_elements(elements):
@@ -153,11 +153,11 @@ def test_without_order_every_element_comes_once(clusters, plan, number, count):
         return distribute_plan(whole, clusters[number].target)
 
     with Iterator(build_plan(), ENVIRONMENT) as iterator:
-        given_before = taken(iterator, count)
-        state = travelled(iterator.state_dict())
+        given_before = take_elements(iterator, count)
+        state = reload_state(iterator.state_dict())
     with Iterator(build_plan(), ENVIRONMENT) as again:
         again.load_state_dict(state)
-        assert count_elements(given_before + taken(again)) == count_elements(model(plan))
+        assert count_elements(given_before + take_elements(again)) == count_elements(model(plan))
 
 
 @given(plans(depth=4), st.integers(0, 2), st.integers(0, 25))
@@ -168,7 +168,7 @@ def test_readers_of_a_named_job_share_every_element(clusters, plan, number, coun
     node = n.Distribute(fresh(plan), clusters[number].target, 1, job_name=name)
     other = n.Distribute(fresh(plan), clusters[number].target, 1, job_name=name)
     with Iterator(node, ENVIRONMENT) as one, Iterator(other, ENVIRONMENT) as two:
-        found = taken(one, count)
-        found += taken(two)
-        found += taken(one)
+        found = take_elements(one, count)
+        found += take_elements(two)
+        found += take_elements(one)
     assert count_elements(found) == count_elements(model(plan))

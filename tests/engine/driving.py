@@ -22,7 +22,7 @@ def model(plan: Node) -> list[Any]:
     return [plain(item) for item in itertools.islice(items(plan), MOST)]
 
 
-def opened(plan: Node, state: State = None) -> Stream:
+def open_stream(plan: Node, state: State = None) -> Stream:
     return open_plan(plan, state, Context(ENVIRONMENT, key=7))
 
 
@@ -39,14 +39,14 @@ def pulls(stream: Stream, limit: int) -> Iterator[list[Any]]:
             yield [plain(error)]
 
 
-def drained(stream: Stream, limit: int) -> list[Any]:
+def drain_stream(stream: Stream, limit: int) -> list[Any]:
     """All that is left of a stream; it is closed afterwards."""
     found = list(itertools.islice(itertools.chain.from_iterable(pulls(stream, limit)), MOST))
     stream.close()
     return found
 
 
-def taken(iterator: Iterator[Any], most: int = MOST) -> list[Any]:
+def take_elements(iterator: Iterator[Any], most: int = MOST) -> list[Any]:
     """The next elements that a user gets, with failures as values."""
     found: list[Any] = []
     while len(found) < most:
@@ -61,7 +61,7 @@ def taken(iterator: Iterator[Any], most: int = MOST) -> list[Any]:
 
 def saves(plan: Node, limit: int) -> Iterator[tuple[int, State]]:
     """The states before and after every pull, with how many elements came before each."""
-    stream = opened(plan)
+    stream = open_stream(plan)
     count = 0
     yield 0, copy_state(stream.save())
     for pulled in pulls(stream, limit):
@@ -78,6 +78,6 @@ def is_json(state: State) -> bool:
         return False
 
 
-def travelled(state: State) -> State:
+def reload_state(state: State) -> State:
     """A state as it comes back from a file, or from memory where it holds elements."""
     return json.loads(json.dumps(state)) if is_json(state) else copy.deepcopy(state)

@@ -19,8 +19,8 @@ from penstock.element.chunk import Chunk
 from penstock.engine.permute import block_order, shuffle_index
 from penstock.plan import nodes as n
 from penstock.plan.seeds import derive, generator
-from tests.engine.list_packing import packed
-from tests.engine.list_values import FAULT, empty, padded, parts_of, rows, stacked
+from tests.engine.list_packing import pack_items
+from tests.engine.list_values import FAULT, empty, pad_group, parts_of, rows, stack_group
 
 Epoch = tuple[int, ...]
 Items = Iterator[Any]
@@ -45,32 +45,34 @@ def items(plan: n.Node, epoch: Epoch = (0,)) -> Items:
             words = (derive(key(seed, epoch, again), i) for i in count())
             return (np.searchsorted(edges, (word >> 11) * 2.0**-53, "right") for word in words)
         case n.Generator(function, arguments):
-            return generated(function, arguments)
+            return generate_items(function, arguments)
         case n.TakeWhile(_, function):
-            return (item for _, item in chosen(enumerate(source), function, stop=True))
+            return (item for _, item in filter_items(enumerate(source), function, stop=True))
         case _ if isinstance(plan, ELEMENTWISE):
             return (item for _, item in elementwise(plan, epoch))
         case n.Scan(_, initial, function):
-            return scanned(source, initial.chunk.elements()[0], function)
+            return scan_items(source, initial.chunk.elements()[0], function)
         case n.Batch(_, size, drop):
             groups = iter(lambda: list(islice(source, size)), [])
-            return (collated(plan, group) for group in groups if len(group) == size or not drop)
+            return (
+                collate_group(plan, group) for group in groups if len(group) == size or not drop
+            )
         case n.Rebatch(_, sizes, drop):
-            return rebatched(source, sizes, drop)
+            return rebatch_items(source, sizes, drop)
         case n.Pack():
-            return packed(plan, source)
+            return pack_items(plan, source)
         case n.Window():
             return windows(plan, source)
         case n.GroupByWindow():
-            return grouped(plan, source, epoch)
+            return group_items(plan, source, epoch)
         case n.GroupByReducer():
             return reduced_groups(plan, source)
         case n.Shuffle(_, buffer, seed, again) if plan.blocked is not None:
-            return drawn(source, buffer, key(seed, epoch, again))
+            return shuffle_stream(source, buffer, key(seed, epoch, again))
         case n.Shuffle(_, buffer, seed, again):
-            return permuted(plan, source, buffer, key(seed, epoch, again))
+            return permute_items(plan, source, buffer, key(seed, epoch, again))
         case n.Repeat(part, times):
-            return repeated(part, times, epoch)
+            return repeat_part(part, times, epoch)
         case n.Take(_, times):
             return islice(source, times)
         case n.Skip(_, times):
@@ -85,14 +87,14 @@ def items(plan: n.Node, epoch: Epoch = (0,)) -> Items:
         case n.Unique():
             return unique(source)
         case n.AssertCardinality(_, expected):
-            return asserted(source, expected)
+            return check_cardinality(source, expected)
         case n.Zip(_, tree):
             pairs = zip(source, *others, strict=False)
             return (FAULT if FAULT in pair else tree.unflatten(pair) for pair in pairs)
         case n.Choose(_, _, stop):
             return chosen_from(source, others, stop)
         case n.Mix():
-            return mixed(plan, epoch)
+            return mix_parts(plan, epoch)
         case n.Cache():
             return items(plan.input, tuple(0 for _ in epoch))  # Of the first pass.
         case n.Distribute():
@@ -111,17 +113,17 @@ ELEMENTWISE = (
 
 def elementwise(plan: n.Node, epoch: Epoch) -> Pairs:
     """The elements and their numbers, by which is drawn what is made of them."""
-    number = numbered if comes_from_one(plan) else counted
+    number = number_by_origin if comes_from_one(plan) else number_by_count
     source, *others = [number(part, epoch) for part in plan.inputs]
     match plan:
         case n.Map():
-            return mapped(plan, source, epoch)
+            return map_items(plan, source, epoch)
         case n.Filter(_, function):
-            return chosen(source, function, stop=False)
+            return filter_items(source, function, stop=False)
         case n.FlatMap(_, function):
-            return interleaved(source, function, 1, 1, epoch)
+            return interleave_items(source, function, 1, 1, epoch)
         case n.Interleave(_, function, cycle, block):
-            return interleaved(source, function, cycle, block, epoch)
+            return interleave_items(source, function, cycle, block, epoch)
         case n.Unbatch():
             return ((derive(k, i), row) for k, x in source for i, row in enumerate(rows(x)))
         case n.IgnoreErrors():
@@ -131,14 +133,14 @@ def elementwise(plan: n.Node, epoch: Epoch) -> Pairs:
     return source
 
 
-def numbered(plan: n.Node, epoch: Epoch) -> Pairs:
+def number_by_origin(plan: n.Node, epoch: Epoch) -> Pairs:
     """By where elements come from, if each comes from one with random access; else counted."""
     if plan.blocked is None or not comes_from_one(plan):
-        return counted(plan, epoch)
+        return number_by_count(plan, epoch)
     return elementwise(plan, epoch)
 
 
-def counted(plan: n.Node, epoch: Epoch) -> Pairs:
+def number_by_count(plan: n.Node, epoch: Epoch) -> Pairs:
     return enumerate(items(plan, epoch))
 
 
@@ -175,17 +177,17 @@ def call(function: Any, *arguments: Any) -> Any:
         return FAULT
 
 
-def generated(function: Any, arguments: tuple[Any, ...]) -> Items:
+def generate_items(function: Any, arguments: tuple[Any, ...]) -> Items:
     try:
         yield from map(np.int64, function.call(*arguments))
     except Exception:
         yield FAULT
 
 
-def mapped(plan: n.Map, source: Pairs, epoch: Epoch) -> Pairs:
+def map_items(plan: n.Map, source: Pairs, epoch: Epoch) -> Pairs:
     for number, item in source:
         if item is not FAULT and plan.vectorized:
-            yield number, rows(call(plan.function, *parts_of(stacked([item]))))[0]
+            yield number, rows(call(plan.function, *parts_of(stack_group([item]))))[0]
         elif plan.random is not None:
             random = generator(plan.random, *epoch, number)
             yield number, call(plan.function, *parts_of(item), random)
@@ -193,7 +195,7 @@ def mapped(plan: n.Map, source: Pairs, epoch: Epoch) -> Pairs:
             yield number, call(plan.function, *parts_of(item))
 
 
-def chosen(source: Pairs, function: Any, stop: bool) -> Pairs:
+def filter_items(source: Pairs, function: Any, stop: bool) -> Pairs:
     for number, item in source:
         passes = call(function, *parts_of(item))
         if passes is FAULT or passes:
@@ -202,7 +204,7 @@ def chosen(source: Pairs, function: Any, stop: bool) -> Pairs:
             return
 
 
-def interleaved(source: Pairs, function: Any, cycle: int, block: int, epoch: Epoch) -> Pairs:
+def interleave_items(source: Pairs, function: Any, cycle: int, block: int, epoch: Epoch) -> Pairs:
     slots: list[Any] = [None] * cycle
     turn, more = 0, True
     while more or any(slots):
@@ -232,7 +234,7 @@ def inner(made: Any, number: int, epoch: Epoch) -> Pairs:
         given += item is not FAULT
 
 
-def scanned(source: Items, state: Any, function: Any) -> Items:
+def scan_items(source: Items, state: Any, function: Any) -> Items:
     for item in source:
         result = call(function, state, item)
         if result is not FAULT:
@@ -240,15 +242,15 @@ def scanned(source: Items, state: Any, function: Any) -> Items:
         yield result
 
 
-def collated(plan: n.Batch, group: list[Any]) -> Any:
+def collate_group(plan: n.Batch, group: list[Any]) -> Any:
     if isinstance(plan, n.PaddedBatch):
-        return padded(group, plan.shapes, plan.values)
+        return pad_group(group, plan.shapes, plan.values)
     if isinstance(plan, n.RaggedBatch) and FAULT not in group and np.ndim(group[0]):
         return group
-    return stacked(group)
+    return stack_group(group)
 
 
-def rebatched(source: Items, sizes: tuple[int, ...], drop: bool) -> Items:
+def rebatch_items(source: Items, sizes: tuple[int, ...], drop: bool) -> Items:
     """Empty batches follow the row before; a fault loses the rows that were waiting for a batch."""
     turn, group = 0, []
     for item in source:
@@ -260,13 +262,13 @@ def rebatched(source: Items, sizes: tuple[int, ...], drop: bool) -> Items:
             yield empty(item)
             turn = (turn + 1) % len(sizes)
         if len(group) == sizes[turn]:
-            yield stacked(group)
+            yield stack_group(group)
             turn, group = (turn + 1) % len(sizes), []
         while sizes[turn] == 0:
             yield empty(item)
             turn = (turn + 1) % len(sizes)
     if group and not drop:
-        yield stacked(group)
+        yield stack_group(group)
 
 
 def dataset(held: list[Any]) -> Dataset:
@@ -294,11 +296,11 @@ def leaf_datasets(members: list[Any]) -> Any:
     return dataset(members)
 
 
-def grouped(plan: n.GroupByWindow, source: Items, epoch: Epoch) -> Items:
+def group_items(plan: n.GroupByWindow, source: Items, epoch: Epoch) -> Items:
     groups: dict[int, list[Any]] = {}
     numbers = count()
 
-    def reduced(name: int) -> Items:
+    def reduce_group(name: int) -> Items:
         made = call(plan.reduce, np.int64(name), dataset(groups.pop(name)))
         if made is FAULT:
             return iter([FAULT])
@@ -312,9 +314,9 @@ def grouped(plan: n.GroupByWindow, source: Items, epoch: Epoch) -> Items:
         groups.setdefault(int(name), []).append(item)
         size = plan.size if isinstance(plan.size, int) else plan.size.call(name)
         if len(groups[int(name)]) >= size:
-            yield from reduced(int(name))
+            yield from reduce_group(int(name))
     for name in sorted(groups):
-        yield from reduced(name)
+        yield from reduce_group(name)
 
 
 def reduced_groups(plan: n.GroupByReducer, source: Items) -> Items:
@@ -334,7 +336,7 @@ def reduced_groups(plan: n.GroupByReducer, source: Items) -> Items:
         yield call(plan.finalize, *parts_of(states[name]))
 
 
-def drawn(source: Items, buffer: int, seed: int) -> Items:
+def shuffle_stream(source: Items, buffer: int, seed: int) -> Items:
     """A shuffle over a stream: a full buffer, of which one place after the other is drawn."""
     held: list[Any] = []
     for number in count():
@@ -350,7 +352,7 @@ def drawn(source: Items, buffer: int, seed: int) -> Items:
             held[place] = last
 
 
-def permuted(plan: n.Shuffle, source: Items, buffer: int, seed: int) -> Items:
+def permute_items(plan: n.Shuffle, source: Items, buffer: int, seed: int) -> Items:
     """A shuffle over random access: a window over the numbers of the elements."""
     length = plan.cardinality
     find = partial(shuffle_index, length=max(length, 0) or None, buffer=buffer, key=seed)
@@ -363,7 +365,7 @@ def permuted(plan: n.Shuffle, source: Items, buffer: int, seed: int) -> Items:
         yield known[wanted]
 
 
-def repeated(part: n.Node, times: int, epoch: Epoch) -> Items:
+def repeat_part(part: n.Node, times: int, epoch: Epoch) -> Items:
     for number in range(times) if times >= 0 else count():
         item = END
         for item in items(part, (*epoch, number)):
@@ -381,7 +383,7 @@ def unique(source: Items) -> Items:
             seen.add(item)
 
 
-def asserted(source: Items, expected: int) -> Items:
+def check_cardinality(source: Items, expected: int) -> Items:
     number = 0
     for number, item in enumerate(source, 1):
         yield item if number <= expected or expected < 0 else FAULT
@@ -404,14 +406,14 @@ def chosen_from(choices: Items, parts: list[Items], stop: bool) -> Items:
             yield from [] if item is END else [item]
 
 
-def mixed(plan: n.Mix, epoch: Epoch) -> Items:
+def mix_parts(plan: n.Mix, epoch: Epoch) -> Items:
     """Of the parts whose turn has come, the one draws whose turn ends first.
 
     Turn m of a part is from m / share to (m + 1) / share, in whole draws.
     """
     weights = [Fraction(str(weight)) for weight in plan.weights]
     parts = [
-        repeated(part, -1, epoch) if end == "repeat" else items(part, epoch)
+        repeat_part(part, -1, epoch) if end == "repeat" else items(part, epoch)
         for part, end in zip(plan.parts, plan.on_end, strict=True)
     ]
     while any(weights):

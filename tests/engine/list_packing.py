@@ -9,7 +9,7 @@ from penstock.plan import nodes as n
 from tests.engine.list_values import FAULT
 
 
-def packed(plan: n.Pack, source: Iterator[Any]) -> Iterator[Any]:
+def pack_items(plan: n.Pack, source: Iterator[Any]) -> Iterator[Any]:
     """Rows are lists of segments, and a segment is a list of tokens: dicts of features."""
     rows: list[list[list[Any]]] = []
     for item in source:

@@ -26,15 +26,15 @@ class Fault:
 FAULT = Fault()
 
 
-def stacked(group: list[Any]) -> Any:
+def stack_group(group: list[Any]) -> Any:
     """One element with a leading axis over `group`."""
     first = group[0]
     if FAULT in group:
         return FAULT
     if isinstance(first, tuple):
-        return together(tuple, [stacked(list(column)) for column in zip(*group, strict=True)])
+        return together(tuple, [stack_group(list(column)) for column in zip(*group, strict=True)])
     if isinstance(first, dict):
-        parts = [stacked([element[name] for element in group]) for name in first]
+        parts = [stack_group([element[name] for element in group]) for name in first]
         return together(lambda values: dict(zip(first, values, strict=True)), parts)
     if isinstance(first, list):
         return group
@@ -53,7 +53,7 @@ def parts_of(element: Any) -> tuple[Any, ...]:
     return element if type(element) is tuple else (element,)
 
 
-def padded(group: list[Any], shapes: Any, values: Any) -> Any:
+def pad_group(group: list[Any], shapes: Any, values: Any) -> Any:
     """Leaf by leaf of a flat element, padded to the largest or to what is asked for."""
     if FAULT in group:
         return FAULT

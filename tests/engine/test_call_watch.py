@@ -24,12 +24,12 @@ from penstock.service.logic.worker import Search
 
 
 @pytest.fixture(autouse=True)
-def unwatched() -> Iterator[None]:
+def stop_watch() -> Iterator[None]:
     yield
     start_watch(None)
 
 
-class Crashed(BaseException):
+class SimulatedCrash(BaseException):
     """Ends what stands for a process."""
 
 
@@ -45,7 +45,7 @@ class Process:
     def crash(self) -> None:
         """What a function calls that ends its process."""
         self.left = read_record(self.memory)
-        raise Crashed
+        raise SimulatedCrash
 
     def read(self, make: Callable[[], Dataset]) -> list[Any]:
         """The elements, and the class of the error in the place of each that failed.
@@ -58,7 +58,7 @@ class Process:
             start_watch(CallWatch(self.memory, 60, suspects, refused) if self.crashes else None)
             try:
                 return read_all(make())
-            except Crashed:
+            except SimulatedCrash:
                 self.search.add(self.left if self.crashes else None, -11)
                 self.crashes += 1
                 assert self.crashes < 20

@@ -19,7 +19,7 @@ from penstock.errors import FailedPreconditionError, InvalidArgumentError, Inval
 LENGTH = 50
 
 
-def refilled(buffer):
+def refill_buffer(buffer):
     def fill(x):
         buffer[:] = x
         return buffer
@@ -30,7 +30,7 @@ def refilled(buffer):
 @pytest.mark.parametrize("calls", [None, 1], ids=["sequential", "in a thread"])
 @pytest.mark.parametrize("size", [1, 7])
 def test_a_function_may_reuse_its_buffer(calls, size):
-    ds = Dataset.range(LENGTH).map(refilled(np.zeros(2, np.int64)), num_parallel_calls=calls)
+    ds = Dataset.range(LENGTH).map(refill_buffer(np.zeros(2, np.int64)), num_parallel_calls=calls)
     rows = np.concatenate(list(ds.batch(size).prefetch(2)))
     assert rows.tolist() == [[x, x] for x in range(LENGTH)]
 

@@ -19,36 +19,36 @@ class Owner:
 
 
 @pytest.fixture
-def ended():
+def ended_keys():
     return []
 
 
-def test_it_ends_once(ended):
+def test_it_ends_once(ended_keys):
     owner = Owner()
-    ending = Ending(owner, ended.append, "ended")
+    ending = Ending(owner, ended_keys.append, "ended")
     ending()
     ending()
     del owner
-    assert ended == ["ended"]
+    assert ended_keys == ["ended"]
 
 
-def test_what_is_dropped_has_ended_when_that_is_done(ended):
+def test_what_is_dropped_has_ended_when_that_is_done(ended_keys):
     owner = Owner()
-    ending = Ending(owner, lambda: ended.append(threading.current_thread()))
+    ending = Ending(owner, lambda: ended_keys.append(threading.current_thread()))
     del owner
-    assert len(ended) == 1
-    assert ended[0] is not threading.current_thread()
+    assert len(ended_keys) == 1
+    assert ended_keys[0] is not threading.current_thread()
     ending()
-    assert len(ended) == 1
+    assert len(ended_keys) == 1
 
 
-def test_what_is_forgotten_does_not_end(ended):
+def test_what_is_forgotten_does_not_end(ended_keys):
     owner = Owner()
-    ending = Ending(owner, ended.append, "ended")
+    ending = Ending(owner, ended_keys.append, "ended")
     ending.forget()
     ending()
     del owner
-    assert ended == []
+    assert ended_keys == []
 
 
 def test_the_thread_that_drops_it_may_hold_a_lock_that_the_end_needs(monkeypatch):
@@ -70,17 +70,17 @@ def test_the_thread_that_drops_it_may_hold_a_lock_that_the_end_needs(monkeypatch
     assert over.wait(BOUND)
 
 
-def test_the_collector_is_at_work_where_it_works_only(ended):
+def test_the_collector_is_at_work_where_it_works_only(ended_keys):
     owner = Owner()
     owner.itself = owner
-    weakref.finalize(owner, lambda: ended.append(endings._collector.at_work))
+    weakref.finalize(owner, lambda: ended_keys.append(endings._collector.at_work))
     del owner
     gc.collect()
-    ended.append(endings._collector.at_work)
-    assert ended == [True, False]
+    ended_keys.append(endings._collector.at_work)
+    assert ended_keys == [True, False]
 
 
-def test_a_slow_ending_does_not_delay_the_next(ended):
+def test_a_slow_ending_does_not_delay_the_next(ended_keys):
     go_on, over = threading.Event(), threading.Event()
     slow, quick = Owner(), Owner()
 
@@ -89,20 +89,20 @@ def test_a_slow_ending_does_not_delay_the_next(ended):
         over.set()
 
     Ending(slow, end)
-    Ending(quick, ended.append, "ended")
+    Ending(quick, ended_keys.append, "ended")
     del slow, quick
-    assert ended == ["ended"]
+    assert ended_keys == ["ended"]
     go_on.set()
     assert over.wait(BOUND)
 
 
-def test_an_ending_may_drop_objects_with_endings(ended):
+def test_an_ending_may_drop_objects_with_endings(ended_keys):
     first, second = Owner(), Owner()
     held = [second]
-    Ending(second, ended.append, "second")
+    Ending(second, ended_keys.append, "second")
     Ending(first, held.clear)
     del first, second
-    assert ended == ["second"]
+    assert ended_keys == ["second"]
 
 
 PROGRAM = """

@@ -35,11 +35,11 @@ def test_batches_of_a_shuffle_are_one_gather_each(monkeypatch):
     asked = []
     take = columns.take
 
-    def counted(column, indices):
+    def count_indices(column, indices):
         asked.append(len(indices))
         return take(column, indices)
 
-    monkeypatch.setattr(columns, "take", counted)
+    monkeypatch.setattr(columns, "take", count_indices)
     (batch,) = Dataset.from_tensor_slices(ROWS).shuffle(20, seed=1).batch(20)
     assert asked == [20]
     assert sorted(batch[:, 0].tolist()) == ROWS[:, 0].tolist()
@@ -50,11 +50,11 @@ def test_large_gathers_are_shared_by_threads_and_right(monkeypatch):
     used = set()
     into = gather._take_into
 
-    def noted(*arguments):
+    def note_thread(*arguments):
         used.add(threading.current_thread().name)
         into(*arguments)
 
-    monkeypatch.setattr(gather, "_take_into", noted)
+    monkeypatch.setattr(gather, "_take_into", note_thread)
     rows = np.random.default_rng(0).integers(0, 99, (100, 7))
     indices = np.random.default_rng(1).integers(0, 100, 50)
     pick = Gather(3)
@@ -66,10 +66,10 @@ def test_large_gathers_are_shared_by_threads_and_right(monkeypatch):
 def test_a_part_that_fails_fails_the_gather(monkeypatch):
     monkeypatch.setattr(gather, "_WORTH_SHARING", 0)
 
-    def broken(column, indices, out):
+    def fail_to_take(column, indices, out):
         raise OSError("the disk is gone")
 
-    monkeypatch.setattr(gather, "_take_into", broken)
+    monkeypatch.setattr(gather, "_take_into", fail_to_take)
     pick = Gather(3)
     with pytest.raises(OSError, match="the disk is gone"):
         pick(np.zeros((10, 2)), np.arange(10))

@@ -8,7 +8,7 @@ from penstock.engine.inlets import ElementCounter, Inlet
 from penstock.engine.meters import Tap
 
 
-class Scripted(Stream):
+class ScriptedStream(Stream):
     """Gives up to the number of elements that the script says next, or fails where it says None."""
 
     def __init__(self, *script: int | None) -> None:
@@ -31,7 +31,7 @@ class Scripted(Stream):
 
 
 def test_a_failure_counts_as_one_element_and_the_end_as_none():
-    feed = ElementCounter(Scripted(3, None, 2), 10)
+    feed = ElementCounter(ScriptedStream(3, None, 2), 10)
     assert len(feed.pull(5)) == 3
     with pytest.raises(ValueError, match="cannot be made"):
         feed.pull(5)
@@ -44,7 +44,7 @@ def test_a_failure_counts_as_one_element_and_the_end_as_none():
 
 
 def test_what_an_inlet_takes_back_does_not_count():
-    feed = Inlet(Scripted(4, None), 10)
+    feed = Inlet(ScriptedStream(4, None), 10)
     chunk = feed.pull(4)
     assert feed.count == 14
     feed.unread(chunk, 1)
@@ -60,7 +60,7 @@ def test_what_an_inlet_takes_back_does_not_count():
 
 
 def test_places_are_counted_from_the_last_mark():
-    feed = Inlet(Scripted(2, None, 2), 10)
+    feed = Inlet(ScriptedStream(2, None, 2), 10)
     feed.pull(2)
     assert feed.save() == {"own": 2, "inputs": []}
     with pytest.raises(ValueError, match="cannot be made"):
@@ -71,7 +71,7 @@ def test_places_are_counted_from_the_last_mark():
     )
 
 
-class Claiming(Scripted):
+class Claiming(ScriptedStream):
     """A stream whose elements other readers may take: two of them are claimed in each state."""
 
     replays, shared_end = False, True
@@ -103,7 +103,7 @@ class Passing(Stream):
 
 
 def test_streams_of_this_process_read_from_no_service():
-    stream = Passing(Scripted(1), Passing(Scripted(1)))
+    stream = Passing(ScriptedStream(1), Passing(ScriptedStream(1)))
     assert stream.remote is None
     assert not must_settle(stream)
     assert ElementCounter(stream.inputs[0]).pull(5).elements() == [0]
@@ -117,7 +117,7 @@ def test_a_tap_hands_on_what_is_remote():
 
 def test_an_operator_is_sure_of_one_element_and_used_all_that_it_pulled():
     remote = Claiming(9)
-    found = Passing(Scripted(1), Tap(Passing(remote), None)).remote
+    found = Passing(ScriptedStream(1), Tap(Passing(remote), None)).remote
     assert found is not None
     assert (found.replays, found.shared_end, found.sure(9)) == (False, True, 1)
     found.commit(3)

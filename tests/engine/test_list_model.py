@@ -8,24 +8,33 @@ import pytest
 from penstock.data.dataset import Dataset
 from penstock.plan import nodes as n
 from penstock.plan.functions import Function
-from tests.engine.example_plans import grouped, interleaved, mapped, numbers, rows, scanned
+from tests.engine.example_plans import (
+    group_plan,
+    interleave_plan,
+    map_plan,
+    numbers,
+    rows,
+    scan_plan,
+)
 from tests.engine.list_model import items
 from tests.engine.list_values import FAULT
 
 LENGTHS = [1, 3, 2, 2, 0, 1]
 
 
-def listed(plan):
+def list_elements(plan):
     """The elements as Python's own numbers and lists."""
-    return [shown(item) for item in itertools.islice(items(plan), 100)]
+    return [show_item(item) for item in itertools.islice(items(plan), 100)]
 
 
-def shown(item):
+def show_item(item):
     if item is FAULT:
         return "fails"
     if isinstance(item, tuple):
-        return tuple(map(shown, item))
-    return [shown(x) for x in items(item.__plan__)] if isinstance(item, Dataset) else item.tolist()
+        return tuple(map(show_item, item))
+    return (
+        [show_item(x) for x in items(item.__plan__)] if isinstance(item, Dataset) else item.tolist()
+    )
 
 
 def thrice(x):
@@ -37,11 +46,11 @@ def six_times(x):
 
 
 def count_to(x):
-    return Dataset(mapped(numbers(int(x)), lambda y: x * 10 + y))
+    return Dataset(map_plan(numbers(int(x)), lambda y: x * 10 + y))
 
 
 def of_length(x):
-    return Dataset(mapped(numbers(LENGTHS[int(x)]), lambda y: x * 10 + y))
+    return Dataset(map_plan(numbers(LENGTHS[int(x)]), lambda y: x * 10 + y))
 
 
 @pytest.mark.parametrize(
@@ -64,7 +73,7 @@ def of_length(x):
     ],
 )
 def test_interleave(source, function, cycle, block, expected):
-    assert listed(interleaved(source, function, cycle, block)) == expected
+    assert list_elements(interleave_plan(source, function, cycle, block)) == expected
 
 
 @pytest.mark.parametrize(
@@ -78,47 +87,47 @@ def test_interleave(source, function, cycle, block, expected):
     ],
 )
 def test_window(size, shift, stride, drop, expected):
-    assert listed(n.Window(numbers(7), size, shift, stride, drop)) == expected
+    assert list_elements(n.Window(numbers(7), size, shift, stride, drop)) == expected
 
 
 def test_group_by_window_ends_with_the_rest_by_key():
     def window_batches(key, window):
         return Dataset(n.Batch(window.__plan__, 5))
 
-    plan = grouped(rows(5, 1, 5, 2, 1, 5, 0), lambda x: x, window_batches, 2)
-    assert listed(plan) == [[5, 5], [1, 1], [0], [2], [5]]
+    plan = group_plan(rows(5, 1, 5, 2, 1, 5, 0), lambda x: x, window_batches, 2)
+    assert list_elements(plan) == [[5, 5], [1, 1], [0], [2], [5]]
 
 
 def test_a_failing_element_loses_its_batch():
     def inverse(x):
         return np.int64(4) // x if x else 1 / 0
 
-    failing = mapped(rows(1, 2, 0, 4), inverse)
-    assert listed(n.IgnoreErrors(failing)) == [4, 2, 1]
-    assert listed(n.IgnoreErrors(n.Batch(failing, 2))) == [[4, 2]]
-    assert listed(n.Batch(n.IgnoreErrors(failing), 2)) == [[4, 2], [1]]
+    failing = map_plan(rows(1, 2, 0, 4), inverse)
+    assert list_elements(n.IgnoreErrors(failing)) == [4, 2, 1]
+    assert list_elements(n.IgnoreErrors(n.Batch(failing, 2))) == [[4, 2]]
+    assert list_elements(n.Batch(n.IgnoreErrors(failing), 2)) == [[4, 2], [1]]
 
 
 def test_choose_stops_at_an_empty_dataset_or_continues():
     parts = (rows(1), rows(2, 3), rows(4))
     choice = rows(0, 1, 0, 1, 2)
-    assert listed(n.Choose(choice, parts, True)) == [1, 2]
-    assert listed(n.Choose(choice, parts, False)) == [1, 2, 3, 4]
+    assert list_elements(n.Choose(choice, parts, True)) == [1, 2]
+    assert list_elements(n.Choose(choice, parts, False)) == [1, 2, 3, 4]
 
 
 def test_rebatch_goes_through_its_sizes():
     source = n.Unbatch(n.Batch(numbers(8), 4))
-    assert listed(n.Rebatch(source, (2, 1, 1))) == [[0, 1], [2], [3], [4, 5], [6], [7]]
-    assert listed(n.Rebatch(source, (3,), True)) == [[0, 1, 2], [3, 4, 5]]
-    assert listed(n.Rebatch(source, (0, 4))) == [[], [0, 1, 2, 3], [], [4, 5, 6, 7], []]
-    assert listed(n.Rebatch(source, (5, 0, 0))) == [[0, 1, 2, 3, 4], [], [], [5, 6, 7]]
+    assert list_elements(n.Rebatch(source, (2, 1, 1))) == [[0, 1], [2], [3], [4, 5], [6], [7]]
+    assert list_elements(n.Rebatch(source, (3,), True)) == [[0, 1, 2], [3, 4, 5]]
+    assert list_elements(n.Rebatch(source, (0, 4))) == [[], [0, 1, 2, 3], [], [4, 5, 6, 7], []]
+    assert list_elements(n.Rebatch(source, (5, 0, 0))) == [[0, 1, 2, 3, 4], [], [], [5, 6, 7]]
 
 
 def test_scan_and_counting():
-    assert listed(scanned(numbers(5), lambda s, x: (s + x, s + x))) == [0, 1, 3, 6, 10]
-    assert listed(n.Shard(numbers(7), 3, 1)) == [1, 4]
-    assert listed(n.Unique(rows(1, 37, 2, 37, 2, 1))) == [1, 37, 2]
-    assert listed(n.TakeWhile(numbers(9), Function(lambda x: x < 3))) == [0, 1, 2]
-    assert listed(n.Enumerate(rows(7, 8), 5)) == [(5, 7), (6, 8)]
-    assert listed(n.Take(n.Repeat(numbers(2)), 5)) == [0, 1, 0, 1, 0]
-    assert listed(n.Repeat(numbers(0))) == []
+    assert list_elements(scan_plan(numbers(5), lambda s, x: (s + x, s + x))) == [0, 1, 3, 6, 10]
+    assert list_elements(n.Shard(numbers(7), 3, 1)) == [1, 4]
+    assert list_elements(n.Unique(rows(1, 37, 2, 37, 2, 1))) == [1, 37, 2]
+    assert list_elements(n.TakeWhile(numbers(9), Function(lambda x: x < 3))) == [0, 1, 2]
+    assert list_elements(n.Enumerate(rows(7, 8), 5)) == [(5, 7), (6, 8)]
+    assert list_elements(n.Take(n.Repeat(numbers(2)), 5)) == [0, 1, 0, 1, 0]
+    assert list_elements(n.Repeat(numbers(0))) == []

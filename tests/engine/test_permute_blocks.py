@@ -40,11 +40,11 @@ def loads(monkeypatch):
     found = collections.Counter()
     load = table_access.TableAccess._load
 
-    def counted(self, block):
+    def count_load(self, block):
         found[block] += 1
         return load(self, block)
 
-    monkeypatch.setattr(table_access.TableAccess, "_load", counted)
+    monkeypatch.setattr(table_access.TableAccess, "_load", count_load)
     return found
 
 

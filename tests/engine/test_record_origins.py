@@ -60,7 +60,7 @@ def lines_of(folder: Path) -> Dataset:
     return TextLineDataset(texts(folder))
 
 
-def interleaved(folder: Path, **options: Any) -> Dataset:
+def interleave_lines(folder: Path, **options: Any) -> Dataset:
     names = Dataset.from_tensor_slices(texts(folder)).shuffle(3, seed=5)
     return names.interleave(TextLineDataset, cycle_length=2, block_length=3, **options)
 
@@ -74,9 +74,9 @@ PLANS: dict[str, Callable[[Path], Dataset]] = {
     "map, shuffle": lambda folder: lines_of(folder).map(lambda x: x).shuffle(16, seed=3),
     "repeat": lambda folder: lines_of(folder).shuffle(16, seed=3).repeat(2),
     "cache": lambda folder: lines_of(folder).cache().shuffle(9, seed=1),
-    "interleave": interleaved,
-    "interleave, parallel": lambda folder: interleaved(folder, num_parallel_calls=2),
-    "interleave, shuffle": lambda folder: interleaved(folder).shuffle(11, seed=2),
+    "interleave": interleave_lines,
+    "interleave, parallel": lambda folder: interleave_lines(folder, num_parallel_calls=2),
+    "interleave, shuffle": lambda folder: interleave_lines(folder).shuffle(11, seed=2),
     "flat_map": lambda folder: Dataset.list_files(texts(folder), seed=2).flat_map(
         lambda name: TextLineDataset(name).shuffle(8, seed=4)
     ),
@@ -111,7 +111,9 @@ def test_a_failing_function_leads_to_the_line(name: str, folder: Path) -> None:
 
 @pytest.mark.parametrize("calls", [None, 2])
 def test_a_resumed_iteration_leads_to_the_same_line(calls: int | None, folder: Path) -> None:
-    mapped = interleaved(folder).shuffle(5, seed=1).map(fail_on("b:033"), num_parallel_calls=calls)
+    mapped = (
+        interleave_lines(folder).shuffle(5, seed=1).map(fail_on("b:033"), num_parallel_calls=calls)
+    )
     first, again = iter(mapped), iter(mapped)
     for _ in range(20):
         next(first)
@@ -186,7 +188,9 @@ def test_each_format_names_its_records(name: str, tmp_path: Path) -> None:
 CHOSEN: dict[str, Callable[[Path], Dataset]] = {
     "filter": lambda folder: lines_of(folder).filter(lambda x: x[-1:] != b"4"),
     "filter, shuffle": lambda folder: lines_of(folder).filter(lambda x: True).shuffle(9).repeat(2),
-    "filter, take": lambda folder: interleaved(folder).filter(lambda x: x[:1] != b"a").take(70),
+    "filter, take": lambda folder: (
+        interleave_lines(folder).filter(lambda x: x[:1] != b"a").take(70)
+    ),
     "rows": lambda folder: Dataset.from_tensor_slices(records("b")).filter(lambda x: True),
 }
 

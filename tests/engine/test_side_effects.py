@@ -15,7 +15,7 @@ from penstock.data.iterator import Iterator
 from penstock.errors import InvalidArgumentError
 from penstock.plan import nodes as n
 from penstock.plan.functions import Function
-from tests.engine.example_plans import NUMBER, filtered, mapped, numbers, scanned
+from tests.engine.example_plans import NUMBER, filter_plan, map_plan, numbers, scan_plan
 
 BOUND = 30.0
 LENGTH = 200
@@ -37,16 +37,16 @@ class Calls:
 
 
 def one(x):
-    return Dataset(mapped(numbers(1), lambda _: x))
+    return Dataset(map_plan(numbers(1), lambda _: x))
 
 
 OPERATORS = {
-    "map": (lambda s, f: mapped(s, f), lambda x: x),
-    "filter": (filtered, lambda x: x % 2 == 0),
+    "map": (lambda s, f: map_plan(s, f), lambda x: x),
+    "filter": (filter_plan, lambda x: x % 2 == 0),
     "take_while": (lambda s, f: n.TakeWhile(s, Function(f)), lambda x: True),
     "flat_map": (lambda s, f: n.FlatMap(s, Function(f)), one),
     "interleave": (lambda s, f: n.Interleave(s, Function(f), 3, 2), one),
-    "scan": (lambda s, f: scanned(s, lambda state, x: (state, f(x))), lambda x: x),
+    "scan": (lambda s, f: scan_plan(s, lambda state, x: (state, f(x))), lambda x: x),
     "group_by_window": (
         lambda s, f: n.GroupByWindow(s, Function(f), Function(lambda key, window: window), 3),
         lambda x: x % 4,
@@ -57,28 +57,28 @@ OPERATORS = {
         ),
         lambda x: x % 4,
     ),
-    "batch of map": (lambda s, f: n.Batch(mapped(s, f), 7), lambda x: x),
-    "shuffle of map": (lambda s, f: mapped(n.Shuffle(s, 1, 1), f), lambda x: x),
-    "generator": (lambda s, f: generated(s, f), lambda x: x),
+    "batch of map": (lambda s, f: n.Batch(map_plan(s, f), 7), lambda x: x),
+    "shuffle of map": (lambda s, f: map_plan(n.Shuffle(s, 1, 1), f), lambda x: x),
+    "generator": (lambda s, f: generate_elements(s, f), lambda x: x),
 }
-SOURCES = {"access": numbers(LENGTH), "stream": filtered(numbers(LENGTH))}
+SOURCES = {"access": numbers(LENGTH), "stream": filter_plan(numbers(LENGTH))}
 each_operator = pytest.mark.parametrize("name", OPERATORS)
 each_source = pytest.mark.parametrize("source", SOURCES.values(), ids=SOURCES)
 
 
-def generated(source, call):
+def generate_elements(source, call):
     values = list(Iterator(source, ENVIRONMENT))
     return n.Generator(Function(lambda: map(call, values)), (), NUMBER)
 
 
-def planned(name, source, failing=()):
+def build_plan(name, source, failing=()):
     """A plan whose operator calls the function that is returned with it."""
     make, answer = OPERATORS[name]
     calls = Calls(failing, answer)
     return make(source, calls), calls
 
 
-def drained(iterator):
+def drain_iterator(iterator):
     found = []
     while True:
         try:
@@ -92,30 +92,30 @@ def drained(iterator):
 @each_source
 @each_operator
 def test_functions_are_called_once_per_element_and_in_order(name, source):
-    plan, calls = planned(name, source)
-    drained(Iterator(plan, ENVIRONMENT))
+    plan, calls = build_plan(name, source)
+    drain_iterator(Iterator(plan, ENVIRONMENT))
     assert calls.made == list(range(LENGTH))
 
 
 @each_source
 @pytest.mark.parametrize("name", [name for name in OPERATORS if name != "generator"])
 def test_failing_calls_are_made_once_too(name, source):
-    plan, calls = planned(name, source, failing=(0, 5, 6, 31, LENGTH - 1))
-    drained(Iterator(plan, ENVIRONMENT))
+    plan, calls = build_plan(name, source, failing=(0, 5, 6, 31, LENGTH - 1))
+    drain_iterator(Iterator(plan, ENVIRONMENT))
     assert calls.made == list(range(LENGTH))
 
 
 @each_source
 @pytest.mark.parametrize("count", [0, 1, 7, 100])
 def test_nothing_is_called_for_elements_that_are_not_taken(source, count):
-    plan, calls = planned("map", source)
-    drained(Iterator(n.Take(plan, count), ENVIRONMENT))
+    plan, calls = build_plan("map", source)
+    drain_iterator(Iterator(n.Take(plan, count), ENVIRONMENT))
     assert calls.made == list(range(count))
 
 
 @each_operator
 def test_nothing_is_called_before_the_first_element(name):
-    plan, calls = planned(name, SOURCES["access"])
+    plan, calls = build_plan(name, SOURCES["access"])
     calls.made.clear()
     iterator = Iterator(plan, ENVIRONMENT)
     state = iterator.state_dict()
@@ -128,7 +128,7 @@ def test_nothing_is_called_before_the_first_element(name):
 
 @pytest.mark.parametrize("size", [-1, 0, 2])
 def test_prefetching_calls_nothing_before_the_first_element(size):
-    plan, calls = planned("map", SOURCES["access"])
+    plan, calls = build_plan("map", SOURCES["access"])
     iterator = Iterator(n.Prefetch(plan, size), ENVIRONMENT)
     iterator.state_dict()
     iterator.close()
@@ -137,7 +137,7 @@ def test_prefetching_calls_nothing_before_the_first_element(size):
 
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 50, LENGTH])
 def test_on_random_access_nothing_is_called_again_after_resuming(count):
-    plan, calls = planned("map", SOURCES["access"], failing=(2,))
+    plan, calls = build_plan("map", SOURCES["access"], failing=(2,))
     iterator = Iterator(plan, ENVIRONMENT)
     for _ in range(count):
         next_or_none(iterator)
@@ -145,7 +145,7 @@ def test_on_random_access_nothing_is_called_again_after_resuming(count):
     calls.made.clear()
     again = Iterator(plan, ENVIRONMENT)
     again.load_state_dict(state)
-    drained(again)
+    drain_iterator(again)
     assert calls.made == list(range(count, LENGTH))
 
 
@@ -159,7 +159,7 @@ def next_or_none(iterator):
 @each_source
 def test_parallel_calls_are_made_once_per_element(source):
     calls = Calls(failing=(3, 50))
-    drained(Iterator(mapped(source, calls, parallel=4), ENVIRONMENT))
+    drain_iterator(Iterator(map_plan(source, calls, parallel=4), ENVIRONMENT))
     assert sorted(calls.made) == list(range(LENGTH))
 
 
@@ -170,7 +170,7 @@ def test_vectorized_functions_get_every_row_once_and_in_order():
         seen.extend(rows.tolist())
         return rows
 
-    drained(Iterator(mapped(numbers(LENGTH), keep, vectorized=True), ENVIRONMENT))
+    drain_iterator(Iterator(map_plan(numbers(LENGTH), keep, vectorized=True), ENVIRONMENT))
     assert seen == list(range(LENGTH))
 
 
@@ -219,7 +219,7 @@ def test_a_function_that_gets_slow_is_called_for_one_block_at_most(slow_from, cl
         return x
 
     calls = Calls(answer=slow)
-    iterator = Iterator(mapped(numbers(300), calls), ENVIRONMENT)
+    iterator = Iterator(map_plan(numbers(300), calls), ENVIRONMENT)
     ahead = []
     for number in range(300):
         assert next(iterator) == number
@@ -256,8 +256,8 @@ def test_an_element_does_not_wait_for_the_call_of_a_later_one(name, stuck):
         return True if name == "filter" else x
 
     plan = {
-        "parallel map": lambda: mapped(numbers(30), stick, parallel=2),
-        "prefetch": lambda: n.Prefetch(mapped(numbers(30), stick), 4),
+        "parallel map": lambda: map_plan(numbers(30), stick, parallel=2),
+        "prefetch": lambda: n.Prefetch(map_plan(numbers(30), stick), 4),
     }.get(name, lambda: OPERATORS[name][0](numbers(30), stick))()
     consumer = threading.Thread(target=lambda: [*map(got.put, Iterator(plan, ENVIRONMENT))])
     consumer.start()

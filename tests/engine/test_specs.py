@@ -14,7 +14,7 @@ from penstock.errors import InvalidArgumentError, InvalidTypeError, OpError
 SCALAR = TensorSpec((), int64)
 
 
-class Counted:
+class CountedFunction:
     def __init__(self, answer):
         self.answer = answer
         self.given = []
@@ -25,7 +25,7 @@ class Counted:
 
 
 def test_a_function_is_asked_about_the_first_two_elements():
-    function = Counted(lambda x: x * 2)
+    function = CountedFunction(lambda x: x * 2)
     ds = Dataset.range(10).map(function)
     assert function.given == []
     assert ds.element_spec == SCALAR
@@ -40,7 +40,7 @@ def test_a_function_behind_a_hint_is_asked_about_all_elements():
 
 
 def test_a_dimension_that_comes_from_an_unknown_one_is_unknown():
-    function = Counted(lambda x: (x * 2, x.sum(), x[:, None], np.zeros((2, 3))))
+    function = CountedFunction(lambda x: (x * 2, x.sum(), x[:, None], np.zeros((2, 3))))
     spec = Dataset.range(10).batch(4).map(function).element_spec
     assert [s.shape.dims for s in spec] == [(None,), (), (None, 1), (2, 3)]
     assert function.given == [(4,), (4,), (3,)]
@@ -65,7 +65,7 @@ def test_a_function_that_fails_on_shortened_input_leaves_its_sizes_unknown():
 
 
 def test_a_declared_signature_costs_no_call():
-    function = Counted(lambda x: x)
+    function = CountedFunction(lambda x: x)
     ds = Dataset.range(3).map(function, output_signature=SCALAR).batch(2)
     assert ds.element_spec == TensorSpec((None,), int64)
     assert function.given == []
@@ -91,7 +91,7 @@ def test_answers_that_differ_are_reported_with_the_function():
 
 
 def test_iterating_asks_for_no_spec():
-    function = Counted(lambda x: x)
+    function = CountedFunction(lambda x: x)
     assert len(list(Dataset.range(5).map(function).batch(2).prefetch(1))) == 3
     assert len(function.given) == 5
 

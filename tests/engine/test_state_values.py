@@ -77,7 +77,7 @@ def as_older_releases_saved_it(state: Any) -> Any:
     return {**state, "version": 1, "at": decode(state["at"])}
 
 
-def shown(elements: Any) -> list[str]:
+def show_elements(elements: Any) -> list[str]:
     """Elements with their types as text."""
     return [penstock.nest.map_structure(lambda leaf: (type(leaf), repr(leaf)), x) for x in elements]
 
@@ -97,7 +97,7 @@ def test_a_state_that_was_kept_elsewhere_continues_exactly(
         resumed.load_state_dict(state)
         again = iter(dataset)
         again.load_state_dict(iterator.state_dict())
-        assert shown(resumed) == shown(again)
+        assert show_elements(resumed) == show_elements(again)
 
 
 def test_a_distributed_iterator_continues_from_json(tmp_path: Path) -> None:

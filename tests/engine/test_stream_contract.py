@@ -13,14 +13,14 @@ from penstock.plan.nodes import Node
 from penstock.plan.optimize import RULES, optimize
 from tests.effort import spread
 from tests.engine.driving import (
-    drained,
+    drain_stream,
     is_json,
     model,
-    opened,
+    open_stream,
     pulls,
+    reload_state,
     saves,
-    taken,
-    travelled,
+    take_elements,
 )
 from tests.engine.example_plans import (
     for_every_operator,
@@ -32,7 +32,7 @@ from tests.engine.example_plans import (
 LIMITS = (1, 3, 7, 100)
 
 
-def rewritten(plan: Node) -> list[Node]:
+def rewrite_plan(plan: Node) -> list[Node]:
     """The plan under no rule, under each rule alone and under all, every result once."""
     results = [plan]
     for rules in [*((rule,) for rule in RULES), RULES]:
@@ -43,7 +43,7 @@ def rewritten(plan: Node) -> list[Node]:
 
 def rewritten_plans(operator: str) -> Iterator[tuple[str, Node]]:
     for source, written in plans_over_sources(operator):
-        for number, plan in enumerate(rewritten(written)):
+        for number, plan in enumerate(rewrite_plan(written)):
             yield f"{source}, form {number}", plan
 
 
@@ -60,7 +60,7 @@ def _marks(request, monkeypatch):
 def test_gives_what_the_list_model_gives_for_every_chunk_size(plan):
     expected = model(plan)
     for limit in LIMITS:
-        assert drained(opened(fresh(plan)), limit) == expected, f"pulled by {limit}"
+        assert drain_stream(open_stream(fresh(plan)), limit) == expected, f"pulled by {limit}"
 
 
 @every_plan
@@ -69,7 +69,9 @@ def test_time_changes_nothing(plan):
     for step in (0.0, 0.01):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("time.perf_counter", itertools.count(step=step).__next__)
-            assert drained(opened(fresh(plan)), 7) == model(plan), f"{step} s for each look"
+            assert drain_stream(open_stream(fresh(plan)), 7) == model(plan), (
+                f"{step} s for each look"
+            )
 
 
 @pytest.mark.usefixtures("_marks")
@@ -78,7 +80,7 @@ def test_resumes_exactly_from_saves(plan):
     expected = model(plan)
     for limit, tried in ((1, 2), (3, 2)):
         for count, state in spread(list(saves(fresh(plan), limit)), tried):
-            rest = drained(opened(fresh(plan), travelled(state)), 7)
+            rest = drain_stream(open_stream(fresh(plan), reload_state(state)), 7)
             assert rest == expected[count:], f"pulled by {limit}, saved after {count}: {state}"
 
 
@@ -108,14 +110,14 @@ def well_formed(state: object) -> bool:
 
 @every_plan
 def test_the_end_stays_the_end_and_closing_twice_is_fine(plan):
-    stream = opened(fresh(plan))
-    drained(stream, 3)
+    stream = open_stream(fresh(plan))
+    drain_stream(stream, 3)
     for _ in range(3):
         with pytest.raises(StopIteration):
             stream.pull(3)
     stream.close()
     stream.close()
-    halfway = opened(fresh(plan))
+    halfway = open_stream(fresh(plan))
     next(pulls(halfway, 2), None)
     halfway.close()
     halfway.close()
@@ -130,11 +132,11 @@ def test_iterators_resume_exactly(plan):
         state = iterator.state_dict()
         if plan.blocked is None:
             assert len(json.dumps(state)) < 1024
-        taken(iterator, 1)
+        take_elements(iterator, 1)
         if count not in tried:
             continue
         again = PlanIterator(fresh(plan), ENVIRONMENT)
-        again.load_state_dict(travelled(state))
-        assert taken(again) == expected[count:], f"saved after {count}: {state}"
+        again.load_state_dict(reload_state(state))
+        assert take_elements(again) == expected[count:], f"saved after {count}: {state}"
         again.close()
     iterator.close()

@@ -28,7 +28,7 @@ from penstock.plan import nodes as n
 from penstock.plan.optimize import prepare
 from penstock.plan.options import Options
 from tests.effort import spread
-from tests.engine.example_plans import filtered, interleaved, mapped, numbers, rows
+from tests.engine.example_plans import filter_plan, interleave_plan, map_plan, numbers, rows
 from tests.programs import run_text
 
 BOUND = 30.0
@@ -41,22 +41,24 @@ def fails_on_9(x):
 
 
 def prefetched_some(x):
-    return Dataset(n.Prefetch(mapped(numbers(4), lambda y: x * 10 + y, parallel=2), 2))
+    return Dataset(n.Prefetch(map_plan(numbers(4), lambda y: x * 10 + y, parallel=2), 2))
 
 
 PLANS = {
     "prefetch": lambda s: n.Prefetch(s, 2),
     "prefetch of prefetch": lambda s: n.Prefetch(n.Batch(n.Prefetch(s, 2), 1), 2),
-    "parallel map": lambda s: mapped(s, abs, parallel=3),
-    "autotuned map": lambda s: n.Prefetch(mapped(s, abs, parallel=-1), -1),
-    "unordered map": lambda s: mapped(s, abs, parallel=3, deterministic=False),
-    "interleave": lambda s: interleaved(s, prefetched_some, 3, 2, 2),
-    "unordered interleave": lambda s: interleaved(s, prefetched_some, 3, 2, 2, False),
+    "parallel map": lambda s: map_plan(s, abs, parallel=3),
+    "autotuned map": lambda s: n.Prefetch(map_plan(s, abs, parallel=-1), -1),
+    "unordered map": lambda s: map_plan(s, abs, parallel=3, deterministic=False),
+    "interleave": lambda s: interleave_plan(s, prefetched_some, 3, 2, 2),
+    "unordered interleave": lambda s: interleave_plan(s, prefetched_some, 3, 2, 2, False),
     "nested": lambda s: n.Prefetch(
-        mapped(interleaved(mapped(s, abs, parallel=2), prefetched_some, 2, 1, 2), abs, parallel=2),
+        map_plan(
+            interleave_plan(map_plan(s, abs, parallel=2), prefetched_some, 2, 1, 2), abs, parallel=2
+        ),
         3,
     ),
-    "repeat": lambda s: n.Repeat(n.Prefetch(mapped(filtered(s), abs, parallel=2), 2), 2),
+    "repeat": lambda s: n.Repeat(n.Prefetch(map_plan(filter_plan(s), abs, parallel=2), 2), 2),
     "cache": lambda s: n.Cache(n.Prefetch(s, 2), "", n.Store()),
 }
 each_plan = pytest.mark.parametrize("make", PLANS.values(), ids=PLANS)
@@ -133,7 +135,7 @@ def test_threads_end_when_the_iterator_is_garbage(make):
 
 @each_plan
 def test_threads_end_after_a_failure(make):
-    iterator = iterate(make(mapped(numbers(20), fails_on_9)))
+    iterator = iterate(make(map_plan(numbers(20), fails_on_9)))
     with pytest.raises(InvalidArgumentError, match="9 is not wanted"):
         list(iterator)
     iterator.close()
@@ -142,7 +144,7 @@ def test_threads_end_after_a_failure(make):
 
 @pytest.mark.parametrize("name", ["prefetch", "parallel map", "unordered map"])
 def test_a_failure_ends_threads_until_the_next_pull(name):
-    iterator = iterate(PLANS[name](mapped(numbers(20), fails_on_9)))
+    iterator = iterate(PLANS[name](map_plan(numbers(20), fails_on_9)))
     found = []
     with pytest.raises(InvalidArgumentError, match="9 is not wanted"):
         found.extend(iterator)
@@ -154,11 +156,11 @@ def test_a_failure_ends_threads_until_the_next_pull(name):
 def test_an_interrupted_loop_leaves_no_thread_after_close(make):
     iterator = iterate(make(n.Repeat(numbers(20))))
     with pytest.raises(KeyboardInterrupt):
-        interrupted(iterator)
+        interrupt_reading(iterator)
     assert_no_threads()
 
 
-def interrupted(iterator):
+def interrupt_reading(iterator):
     with iterator:
         for _ in iterator:
             raise KeyboardInterrupt
@@ -196,7 +198,7 @@ def test_waiting_can_be_interrupted_and_nothing_is_lost(name, interrupted_once):
         while not interrupted_once.wait(0.01):
             signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
 
-    source = n.Prefetch(mapped(numbers(6), wait_at_3, parallel=2), 1)
+    source = n.Prefetch(map_plan(numbers(6), wait_at_3, parallel=2), 1)
     iterator = iterate(source if name == "prefetch" else source.input)
     killer = threading.Thread(target=interrupt)
     killer.start()
@@ -220,7 +222,7 @@ def test_every_exception_of_a_function_reaches_the_consumer_once(name, kind):
             raise kind
         return x
 
-    plan = PLANS[name](mapped(numbers(12), interrupted_at_7))
+    plan = PLANS[name](map_plan(numbers(12), interrupted_at_7))
     expected = sorted(map(int, iterate(PLANS[name](numbers(12)))))
     iterator = iterate(plan)
     found = []
@@ -239,7 +241,7 @@ def test_order_is_kept_though_the_first_call_ends_last():
             last.set()
         return x
 
-    plan = mapped(numbers(12), first_waits_for_last, parallel=4)
+    plan = map_plan(numbers(12), first_waits_for_last, parallel=4)
     assert list(iterate(plan)) == list(range(12))
 
 
@@ -251,14 +253,14 @@ def test_calls_run_at_once(at_once):
         barrier.wait(BOUND)
         return x
 
-    plan = mapped(numbers(at_once), meet, parallel=at_once)
+    plan = map_plan(numbers(at_once), meet, parallel=at_once)
     assert list(iterate(plan)) == list(range(at_once))
 
 
 def test_the_threads_of_the_calls_copy_views_that_functions_return(monkeypatch):
     stack, threads = Chunk.of.__func__, set()
 
-    def recorded(kind, elements, *where):
+    def record_thread(kind, elements, *where):
         threads.add(threading.current_thread().name.split()[0])
         return stack(kind, elements, *where)
 
@@ -266,7 +268,7 @@ def test_the_threads_of_the_calls_copy_views_that_functions_return(monkeypatch):
     dataset = Dataset.from_tensor_slices(images).map(lambda x: x[::2, ::-1], num_parallel_calls=2)
     iterator = iter(dataset.batch(10))
     next(iterator)
-    monkeypatch.setattr(Chunk, "of", classmethod(recorded))
+    monkeypatch.setattr(Chunk, "of", classmethod(record_thread))
     assert np.array_equal(np.concatenate(list(iterator)), images[10:, ::2, ::-1])
     assert threads == {"penstock-calls"}
 
@@ -278,7 +280,7 @@ def test_autotuned_calls_run_at_once():
         barrier.wait(BOUND)
         return x
 
-    assert list(iterate(mapped(numbers(2), meet, parallel=-1))) == [0, 1]
+    assert list(iterate(map_plan(numbers(2), meet, parallel=-1))) == [0, 1]
 
 
 def test_interleaved_datasets_are_read_at_once():
@@ -289,9 +291,9 @@ def test_interleaved_datasets_are_read_at_once():
         return x
 
     def inner(x):
-        return Dataset(mapped(numbers(10 * x + 2, 10 * x), meet))
+        return Dataset(map_plan(numbers(10 * x + 2, 10 * x), meet))
 
-    plan = interleaved(numbers(3), inner, 3, 1, 3)
+    plan = interleave_plan(numbers(3), inner, 3, 1, 3)
     assert list(iterate(plan)) == [0, 10, 20, 1, 11, 21]
 
 
@@ -302,14 +304,14 @@ def test_prefetching_runs_beside_the_consumer():
         ahead[x].set()
         return x
 
-    iterator = iterate(n.Prefetch(mapped(numbers(5), tell), 1))
+    iterator = iterate(n.Prefetch(map_plan(numbers(5), tell), 1))
     for number in range(4):
         assert next(iterator) == number
         assert ahead[number + 1].wait(BOUND)
     iterator.close()
 
 
-class Counted(Stream):
+class CountingStream(Stream):
     """Numbers, one per pull."""
 
     def __init__(self) -> None:
@@ -323,7 +325,7 @@ class Counted(Stream):
         return self.pulled
 
 
-class Watched(Depth):
+class WatchedDepth(Depth):
     """Counts how often the thread checks whether there is room, which it does before it waits."""
 
     def __init__(self, size: int) -> None:
@@ -342,7 +344,7 @@ class Watched(Depth):
 
 @pytest.mark.parametrize("depth", [1, 2, 5])
 def test_prefetch_pulls_nothing_before_and_its_depth_after_the_first_element(depth):
-    source, watched = Counted(), Watched(depth)
+    source, watched = CountingStream(), WatchedDepth(depth)
     stream = PrefetchStream(source, watched)
     assert source.pulled == 0
     assert not ours()
@@ -359,7 +361,7 @@ def test_prefetch_pulls_nothing_before_and_its_depth_after_the_first_element(dep
 
 def test_prefetching_stops_at_its_depth():
     calls = []
-    iterator = iterate(n.Take(n.Prefetch(mapped(numbers(100), calls.append), 1), 0))
+    iterator = iterate(n.Take(n.Prefetch(map_plan(numbers(100), calls.append), 1), 0))
     assert list(iterator) == []
     assert calls == []
 
@@ -372,7 +374,7 @@ def test_without_order_elements_come_as_they_are_ready():
             assert got_another.wait(BOUND)
         return x
 
-    iterator = iterate(mapped(numbers(6), first_waits, parallel=2, deterministic=False))
+    iterator = iterate(map_plan(numbers(6), first_waits, parallel=2, deterministic=False))
     found = [next(iterator)]
     got_another.set()
     found += iterator
@@ -388,7 +390,9 @@ def test_an_interleave_without_order_does_not_wait_for_a_slow_dataset():
             assert got_others.wait(BOUND)
         return x
 
-    plan = interleaved(numbers(6), lambda x: Dataset(mapped(one(x), first_waits)), 3, 1, 3, False)
+    plan = interleave_plan(
+        numbers(6), lambda x: Dataset(map_plan(one(x), first_waits)), 3, 1, 3, False
+    )
     iterator = iterate(plan)
     found = [next(iterator) for _ in range(5)]
     got_others.set()
@@ -397,7 +401,7 @@ def test_an_interleave_without_order_does_not_wait_for_a_slow_dataset():
 
 
 def test_the_options_free_an_interleave_of_its_order_too():
-    plan = interleaved(numbers(6), prefetched_some, 3, 1, 3)
+    plan = interleave_plan(numbers(6), prefetched_some, 3, 1, 3)
     loose = n.WithOptions(plan, Options(deterministic=False))
     assert prepare(loose).deterministic is False
     assert prepare(plan).deterministic is None
@@ -417,9 +421,9 @@ def test_an_interleave_without_order_resumes_exactly_from_every_state(late, arou
         hold = held_back(late, release)
 
         def thrice(x, hold=hold):
-            return Dataset(n.Repeat(n.Take(mapped(filtered(one(x), all_pass), hold), 1), 3))
+            return Dataset(n.Repeat(n.Take(map_plan(filter_plan(one(x), all_pass), hold), 1), 3))
 
-        plan = around(interleaved(mapped(numbers(9), without_2_of_4), thrice, 4, 2, 4, False))
+        plan = around(interleave_plan(map_plan(numbers(9), without_2_of_4), thrice, 4, 2, 4, False))
         iterator = iterate(plan)
         found = list(itertools.islice(good(iterator), min(count, len(expected) - 3 * len(late))))
         if len(found) < count:
@@ -438,10 +442,12 @@ def all_pass(x):
 
 
 def rows_of_pairs(plan):
-    return n.Unbatch(mapped(plan, lambda x: np.array([x, x])))
+    return n.Unbatch(map_plan(plan, lambda x: np.array([x, x])))
 
 
-@pytest.mark.parametrize("source", [numbers(15), filtered(numbers(15))], ids=["access", "stream"])
+@pytest.mark.parametrize(
+    "source", [numbers(15), filter_plan(numbers(15))], ids=["access", "stream"]
+)
 @pytest.mark.parametrize("late", [(), (0,), (0, 4), (0, 9, 13), (3, 5)])
 @pytest.mark.parametrize("wrap", [lambda p: p, rows_of_pairs], ids=["alone", "unbatched"])
 def test_without_order_every_state_leads_to_the_rest_exactly(source, late, wrap, monkeypatch):
@@ -451,8 +457,8 @@ def test_without_order_every_state_leads_to_the_rest_exactly(source, late, wrap,
     expected = sorted([x for x in range(15) if x % 4 != 2] * each)
     for count in spread(range(len(expected) + 1), 6):
         release = threading.Event()
-        failing = mapped(source, without_2_of_4)
-        held = mapped(failing, held_back(late, release), parallel=4, deterministic=False)
+        failing = map_plan(source, without_2_of_4)
+        held = map_plan(failing, held_back(late, release), parallel=4, deterministic=False)
         plan = wrap(held)
         iterator = iterate(plan)
         found = list(itertools.islice(good(iterator), min(count, len(expected) - each * len(late))))
@@ -504,8 +510,8 @@ AROUND = {
     "repeat batches": lambda p: n.Unbatch(n.Repeat(n.Prefetch(n.Batch(p, 4), 2), 3)),
     "concatenate": lambda p: n.Concatenate(p, n.Concatenate(numbers(2), p)),
     "zip": lambda p: n.Zip((p, numbers(15)), nest.PAIR),
-    "flat_map": lambda p: interleaved(numbers(3), lambda _: Dataset(p), 1, 1),
-    "interleave": lambda p: interleaved(numbers(3), lambda _: Dataset(p), 2, 3),
+    "flat_map": lambda p: interleave_plan(numbers(3), lambda _: Dataset(p), 1, 1),
+    "interleave": lambda p: interleave_plan(numbers(3), lambda _: Dataset(p), 2, 3),
 }
 
 
@@ -517,14 +523,14 @@ def uneven(x):
 
 
 def mapped_unevenly(calls, order):
-    return mapped(numbers(15), uneven, parallel=calls, deterministic=order)
+    return map_plan(numbers(15), uneven, parallel=calls, deterministic=order)
 
 
 def interleaved_unevenly(calls, order):
     def three_in_all(x):
-        return Dataset(mapped(numbers(int(x) * 3 + 3, int(x) * 3), uneven))
+        return Dataset(map_plan(numbers(int(x) * 3 + 3, int(x) * 3), uneven))
 
-    return interleaved(numbers(5), three_in_all, 3, 1, calls, order)
+    return interleave_plan(numbers(5), three_in_all, 3, 1, calls, order)
 
 
 @pytest.fixture
@@ -555,7 +561,7 @@ AROUND_AND_SETTINGS = [
 @pytest.mark.parametrize("make", [mapped_unevenly, interleaved_unevenly])
 def test_without_order_states_fit_other_numbers_of_calls(around, settings, make):
     """Resumed twice, so that the states of resumed iterators fit as well."""
-    expected = columns(iterate(around(mapped(numbers(15), abs))))
+    expected = columns(iterate(around(map_plan(numbers(15), abs))))
     step = 2 if make is mapped_unevenly else 7
     for count in spread(range(0, len(expected[0]), step), 3):
         found, state = [], None
@@ -573,7 +579,7 @@ def test_without_order_states_fit_other_numbers_of_calls(around, settings, make)
 @pytest.mark.parametrize("last", [60, 61])
 def test_an_order_that_is_resumed_may_end_far_ahead(last):
     """The last element of the log is found, however many elements a call takes by then."""
-    plan = mapped(numbers(100), abs, parallel=3, deterministic=False)
+    plan = map_plan(numbers(100), abs, parallel=3, deterministic=False)
     iterator = iterate(plan)
     state = iterator.state_dict()
     state["at"] = {"own": [0, [], [*range(40), last]], "inputs": [0]}
@@ -611,7 +617,7 @@ def test_closing_while_another_thread_is_inside_a_generator():
 def test_the_collector_takes_no_lock_to_stop_a_prefetch():
     """It may run while its thread is inside of the function that is notified."""
     notified = []
-    stream = PrefetchStream(Counted(), Watched(1))
+    stream = PrefetchStream(CountingStream(), WatchedDepth(1))
     stream.notify(lambda: notified.append(threading.current_thread()))
     stream.pull(1)
     [thread] = stream._pool._threads

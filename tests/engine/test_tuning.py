@@ -24,7 +24,7 @@ MB = 1 << 20
 PLENTY = Budget(threads=32, nbytes=256 * MB, enabled=True)
 
 
-def climbed(parallelism: Parallelism, rate, nbytes: float = 8, rounds: int = 60) -> list[int]:
+def record_climb(parallelism: Parallelism, rate, nbytes: float = 8, rounds: int = 60) -> list[int]:
     """How many calls were made at once in every round, on a machine of that rate."""
     calls = []
     for _ in range(rounds):
@@ -34,7 +34,7 @@ def climbed(parallelism: Parallelism, rate, nbytes: float = 8, rounds: int = 60)
 
 
 def test_waiting_functions_get_as_many_calls_as_there_are_threads():
-    calls = climbed(Parallelism(AUTOTUNE, PLENTY), lambda calls: 100.0 * calls)
+    calls = record_climb(Parallelism(AUTOTUNE, PLENTY), lambda calls: 100.0 * calls)
     assert calls[0] == 2
     assert max(calls) == PLENTY.threads
     assert calls[-20:] == [PLENTY.threads] * 20
@@ -42,14 +42,14 @@ def test_waiting_functions_get_as_many_calls_as_there_are_threads():
 
 @pytest.mark.parametrize("useful", [4, 8, 20])
 def test_no_more_calls_than_are_of_use(useful):
-    calls = climbed(Parallelism(AUTOTUNE, PLENTY), lambda calls: 100.0 * min(calls, useful))
+    calls = record_climb(Parallelism(AUTOTUNE, PLENTY), lambda calls: 100.0 * min(calls, useful))
     late = calls[-20:]
     assert min(late) >= useful
     assert max(late) <= 2 * useful + 1
 
 
 def test_calls_that_hinder_each_other_are_given_up():
-    calls = climbed(Parallelism(AUTOTUNE, PLENTY), lambda calls: 1000.0 / calls)
+    calls = record_climb(Parallelism(AUTOTUNE, PLENTY), lambda calls: 1000.0 / calls)
     assert max(calls) <= 4
     assert calls[-20:] == [1] * 20
 
@@ -73,7 +73,7 @@ def test_calls_settle_within_three_seconds_near_the_best_number(machine, noise):
     for seed in range(20):
         random = np.random.default_rng(seed)
         noisy = lambda calls: rate(calls) * (1 + noise * random.standard_normal())  # noqa: B023, E731
-        calls = climbed(Parallelism(AUTOTUNE, PLENTY), noisy, rounds=300)
+        calls = record_climb(Parallelism(AUTOTUNE, PLENTY), noisy, rounds=300)
         assert len(set(calls[55:])) == 1
         assert rate(calls[-1]) >= 0.9 * best
 
@@ -81,43 +81,43 @@ def test_calls_settle_within_three_seconds_near_the_best_number(machine, noise):
 @pytest.mark.parametrize(("useful", "looks"), [(64, 30), (14, 30), (1, 20)])
 def test_numbers_beyond_the_bounds_cost_no_looks(useful, looks):
     parallelism = Parallelism(AUTOTUNE, Budget(threads=64, nbytes=256 * MB, enabled=True))
-    calls = climbed(parallelism, lambda calls: 100.0 * min(calls, useful), rounds=100)
+    calls = record_climb(parallelism, lambda calls: 100.0 * min(calls, useful), rounds=100)
     assert len(set(calls[looks:])) == 1
 
 
 def test_calls_are_tuned_again_when_the_rate_has_changed():
     parallelism = Parallelism(AUTOTUNE, PLENTY)
-    climbed(parallelism, lambda calls: 100.0 * min(calls, 2))
+    record_climb(parallelism, lambda calls: 100.0 * min(calls, 2))
     settled = parallelism.calls
-    climbed(parallelism, lambda calls: 300.0, rounds=7)
-    assert set(climbed(parallelism, lambda calls: 100.0 * min(calls, 2))) == {settled}
-    assert climbed(parallelism, lambda calls: 1000.0 * calls)[-1] == PLENTY.threads
+    record_climb(parallelism, lambda calls: 300.0, rounds=7)
+    assert set(record_climb(parallelism, lambda calls: 100.0 * min(calls, 2))) == {settled}
+    assert record_climb(parallelism, lambda calls: 1000.0 * calls)[-1] == PLENTY.threads
 
 
 def test_a_number_that_was_asked_for_stays():
     parallelism = Parallelism(5, PLENTY)
-    assert set(climbed(parallelism, lambda calls: 100.0 * calls)) == {5}
+    assert set(record_climb(parallelism, lambda calls: 100.0 * calls)) == {5}
     assert parallelism.most == 5
 
 
 def test_threads_are_bounded_by_the_budget():
     budget = Budget(threads=3, nbytes=MB, enabled=True)
     assert Parallelism(100, budget).calls == 3
-    assert max(climbed(Parallelism(AUTOTUNE, budget), lambda calls: 100.0 * calls)) == 3
+    assert max(record_climb(Parallelism(AUTOTUNE, budget), lambda calls: 100.0 * calls)) == 3
     alone = Budget(threads=1, nbytes=MB, enabled=True)
-    assert set(climbed(Parallelism(AUTOTUNE, alone), lambda calls: 100.0 * calls)) == {1}
+    assert set(record_climb(Parallelism(AUTOTUNE, alone), lambda calls: 100.0 * calls)) == {1}
 
 
 def test_results_in_flight_fit_into_the_memory():
-    calls = climbed(Parallelism(AUTOTUNE, PLENTY), lambda calls: 100.0 * calls, nbytes=16 * MB)
+    calls = record_climb(Parallelism(AUTOTUNE, PLENTY), lambda calls: 100.0 * calls, nbytes=16 * MB)
     assert max(calls) * 2 * 16 * MB <= PLENTY.nbytes
-    calls = climbed(Parallelism(AUTOTUNE, PLENTY), lambda calls: 100.0 * calls, nbytes=1 << 40)
+    calls = record_climb(Parallelism(AUTOTUNE, PLENTY), lambda calls: 100.0 * calls, nbytes=1 << 40)
     assert set(calls[1:]) == {1}
 
 
 def test_nothing_is_tuned_where_tuning_is_off():
     budget = Budget(threads=32, nbytes=MB, enabled=False)
-    assert len(set(climbed(Parallelism(AUTOTUNE, budget), lambda calls: 100.0 * calls))) == 1
+    assert len(set(record_climb(Parallelism(AUTOTUNE, budget), lambda calls: 100.0 * calls))) == 1
     depth = Depth(AUTOTUNE, budget)
     assert note_starved(depth, 100, 1.0, 8) == depth.elements == 2
 

@@ -12,7 +12,7 @@ import penstock as tf
 from penstock.data import Dataset
 from penstock.data.experimental import service
 from penstock.errors import InvalidArgumentError
-from tests.engine.driving import travelled
+from tests.engine.driving import reload_state
 from tests.engine.list_values import plain
 from tests.integration.clusters import Cluster
 
@@ -74,7 +74,7 @@ def saved_everywhere(make, restored=None):
     expected = [plain(x) for x in make()]
     iterator = iter(make())
     for count in range(len(expected) + 1):
-        state = travelled(iterator.state_dict())
+        state = reload_state(iterator.state_dict())
         with iter((restored or make)()) as again:
             again.load_state_dict(state)
             assert [plain(x) for x in again] == expected[count:], f"after {count}: {state}"
@@ -106,7 +106,7 @@ def test_with_operators_behind_distribute(clusters, name):
 def continues(make, state, expected):
     """Whether a fresh iterator gives exactly the rest from a state."""
     with iter(make()) as again:
-        again.load_state_dict(travelled(state))
+        again.load_state_dict(reload_state(state))
         return [plain(x) for x in again] == expected
 
 

@@ -42,7 +42,7 @@ from penstock.plan.references import (
 )
 from tests.conformance.random_plans import plans
 from tests.effort import examples
-from tests.engine.driving import taken
+from tests.engine.driving import take_elements
 
 HERE = (__name__, "tests", "numpy")
 Pair = namedtuple("Pair", "x y")
@@ -141,7 +141,7 @@ def test_travelled_plans_give_the_same_elements():
         if dataset.__plan__.label == "interleave":
             continue
         again = Dataset(travelled(dataset.__plan__))
-        assert taken(iter(again)) == taken(iter(dataset))
+        assert take_elements(iter(again)) == take_elements(iter(dataset))
         assert again.element_spec == dataset.element_spec
 
 

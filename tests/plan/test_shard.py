@@ -27,7 +27,7 @@ from penstock.plan.seeds import draw, set_seed
 from penstock.plan.shard import Sharding, shard_plan
 from tests.conformance.random_plans import plans
 from tests.effort import examples
-from tests.engine.driving import MOST, taken
+from tests.engine.driving import MOST, take_elements
 from tests.engine.example_plans import fresh
 
 AUTO, FILE, DATA = AutoShardPolicy.AUTO, AutoShardPolicy.FILE, AutoShardPolicy.DATA
@@ -531,12 +531,12 @@ def test_states_fit_a_plan_that_is_divided_again(lines, policy):
         dataset = TextLineDataset(Dataset.list_files(lines, seed=1)).shuffle(4, seed=2)
         return Iterator(sharding(dataset.batch(2), policy, 2, 1).plan, ENVIRONMENT)
 
-    expected = taken(begun())
+    expected = take_elements(begun())
     for count in range(len(expected) + 1):
         first, again = begun(), begun()
-        taken(first, count)
+        take_elements(first, count)
         again.load_state_dict(first.state_dict())
-        assert taken(again) == expected[count:]
+        assert take_elements(again) == expected[count:]
 
 
 def test_a_state_of_another_worker_is_refused():
@@ -555,13 +555,13 @@ workers = st.integers(1, 5)
 @given(plans(), workers, st.sampled_from([AUTO, DATA]))
 @examples(130)
 def test_elements_are_dealt_out_in_turn(plan, workers, policy):
-    whole = taken(Iterator(fresh(plan), ENVIRONMENT))
+    whole = take_elements(Iterator(fresh(plan), ENVIRONMENT))
     assume(len(whole) < MOST and "FAULT" not in whole)
     dataset = with_policy(Dataset(plan), policy)
     for index in range(workers):
         part = shard_plan(fresh(dataset.__plan__), workers, index)
         assert part.policy is DATA
-        assert taken(Iterator(part.plan, ENVIRONMENT)) == whole[index::workers]
+        assert take_elements(Iterator(part.plan, ENVIRONMENT)) == whole[index::workers]
 
 
 def doubled(line):
@@ -612,7 +612,7 @@ def lines_read(plan, workers):
     found = Counter()
     for index in range(workers):
         own = with_seeds(fresh(plan), [next(dice) for _ in seeds_of(plan)])
-        found.update(taken(Iterator(shard_plan(own, workers, index).plan, ENVIRONMENT)))
+        found.update(take_elements(Iterator(shard_plan(own, workers, index).plan, ENVIRONMENT)))
     return found
 
 
@@ -632,7 +632,7 @@ readers = st.sampled_from(READERS)
 def test_files_are_read_once_by_one_worker(lines, files, reader, steps, workers):
     assume(workers <= files)
     dataset = built(lines, files, reader, steps)
-    whole = Counter(taken(Iterator(fresh(dataset.__plan__), ENVIRONMENT)))
+    whole = Counter(take_elements(Iterator(fresh(dataset.__plan__), ENVIRONMENT)))
     assume(whole.total() < MOST)
     for policy in (AUTO, FILE):
         assert sharding(dataset, policy, workers).policy is FILE
@@ -650,9 +650,9 @@ def test_files_are_read_once_by_one_worker(lines, files, reader, steps, workers)
 @examples(100)
 def test_auto_never_loses_a_line(lines, files, reader, before, counting, after, workers):
     dataset = built(lines, files, reader, [*before, counting, *after])
-    whole = taken(Iterator(fresh(dataset.__plan__), ENVIRONMENT))
+    whole = take_elements(Iterator(fresh(dataset.__plan__), ENVIRONMENT))
     assume(len(whole) < MOST)
     plan = with_policy(dataset, AUTO).__plan__
     for index in range(workers):
-        part = taken(Iterator(shard_plan(fresh(plan), workers, index).plan, ENVIRONMENT))
+        part = take_elements(Iterator(shard_plan(fresh(plan), workers, index).plan, ENVIRONMENT))
         assert part == whole[index::workers]

@@ -26,14 +26,14 @@ from penstock.plan.shape import ENDLESS, GUESS
 from penstock.plan.splits import piece, shape_of
 from tests.conformance.random_plans import plans
 from tests.effort import examples, spread
-from tests.engine.driving import MOST, drained, model, opened
+from tests.engine.driving import MOST, drain_stream, model, open_stream
 from tests.engine.example_plans import OPERATORS, for_every_operator, fresh, plan_of
 
 ENDLESS_TRIED = 3
 
 
 def run(plan, limit=7):
-    return drained(opened(prepare(plan)), limit)
+    return drain_stream(open_stream(prepare(plan)), limit)
 
 
 def parts_of(plan):
@@ -183,7 +183,9 @@ def test_pieces_number_their_elements_as_the_whole_does():
     drawn = n.Map(Dataset.range(6).__plan__, Function(noisy), random=5)
     plan = n.Filter(drawn, Function(lambda x: True))
     assert joined(parts_of(plan)) == run(plan)
-    stream = opened(piece(n.Filter(Dataset.range(6).__plan__, Function(failing)), "split", 3, 6))
+    stream = open_stream(
+        piece(n.Filter(Dataset.range(6).__plan__, Function(failing)), "split", 3, 6)
+    )
     with pytest.raises(ValueError, match=r"failed for element 3 \(.*\): ValueError: odd"):
         stream.pull(1)
 
@@ -192,10 +194,10 @@ def test_pieces_resume():
     plan = Dataset.range(40).flat_map(lambda x: Dataset.range(x % 4).shuffle(4)).__plan__
     for number in (0, 7, 39):
         whole = piece(plan, "split", number, 40)
-        stream = opened(whole)
-        expected = drained(opened(whole), 3)
+        stream = open_stream(whole)
+        expected = drain_stream(open_stream(whole), 3)
         for count in range(len(expected) + 1):
-            assert drained(opened(whole, stream.save()), 3) == expected[count:]
+            assert drain_stream(open_stream(whole, stream.save()), 3) == expected[count:]
             if count < len(expected):
                 stream.pull(1)
 
@@ -372,10 +374,12 @@ def check_drawn(dataset):
         assert shape_of(plan).kind == "split"
         expected = run(plan)
         check_pieces(plan, expected)
-        stream = opened(prepare(plan))
+        stream = open_stream(prepare(plan))
         for count in range(min(len(expected), 30)):
             if count < 3 or count % 7 == 0:
-                assert drained(opened(prepare(plan), stream.save()), 5) == expected[count:]
+                assert (
+                    drain_stream(open_stream(prepare(plan), stream.save()), 5) == expected[count:]
+                )
             stream.pull(1)
         stream.close()
 
@@ -427,7 +431,7 @@ def test_operators_that_do_nothing_change_nothing_that_is_drawn():
     for make in (lambda d: d.skip(0), lambda d: d.shard(1, 0), lambda d: d.take(99)):
         plan = make(kept_some(Dataset.range(13))).flat_map(picked).__plan__
         made = remote_parts(plan)[0]
-        assert run(made) == run(plan) == drained(opened(plan), 7)
+        assert run(made) == run(plan) == drain_stream(open_stream(plan), 7)
 
 
 # Static shards and shares
@@ -512,8 +516,8 @@ def test_bounded_plans_are_the_first_elements(operator, source):
     plan = prepare(plan_of(operator, source))
     expected = model(plan)
     for start, stop in ((0, 1), (0, 3), (2, 5), (7, 30), (12, 13)):
-        stream = opened(bound_plan(plan, stop), min(start, len(expected)))
-        assert drained(stream, 7) == expected[start:stop]
+        stream = open_stream(bound_plan(plan, stop), min(start, len(expected)))
+        assert drain_stream(stream, 7) == expected[start:stop]
 
 
 @examples(100)
@@ -522,8 +526,8 @@ def test_bounded_random_plans(plan, start, count):
     plan = prepare(piece(plan, "random", 0, 1))
     assume(plan.blocked is None)
     expected = model(plan)
-    stream = opened(bound_plan(plan, start + count), min(start, len(expected)))
-    assert drained(stream, 5) == expected[start : start + count]
+    stream = open_stream(bound_plan(plan, start + count), min(start, len(expected)))
+    assert drain_stream(stream, 5) == expected[start : start + count]
 
 
 @pytest.mark.parametrize(
@@ -556,7 +560,7 @@ def test_bounded_plans_call_no_function_for_later_elements(make, calls, start, s
     called.clear()
     if plan.cardinality >= 0:
         start, stop = min(start, plan.cardinality), min(stop, plan.cardinality)
-    found = drained(opened(bound_plan(plan, max(stop, 1)), start), 9)
+    found = drain_stream(open_stream(bound_plan(plan, max(stop, 1)), start), 9)
     assert len(found) == stop - start
     assert len(called) == calls * len(found)
 
@@ -595,14 +599,14 @@ def always(*parts):
 @for_every_operator()
 def test_cuts_change_no_element(plan):
     made, _, _ = remote_parts(fresh(plan))
-    assert drained(opened(made), 7) == model(plan)
+    assert drain_stream(open_stream(made), 7) == model(plan)
 
 
 @examples(150)
 @given(plans())
 def test_cuts_of_random_plans_change_no_element(plan):
     made, found, words = remote_parts(fresh(plan))
-    assert drained(opened(made), 7) == model(plan)
+    assert drain_stream(open_stream(made), 7) == model(plan)
     assert words is not None or made == one_stream(found[0])
     for part in found:
         if shape_of(part).kind == "single":

@@ -31,7 +31,7 @@ class Box:
     content: Any
 
 
-def travelled(value: Any) -> Any:
+def send_value(value: Any) -> Any:
     file = write_function(value)
     try:
         return read_function(file)
@@ -45,7 +45,7 @@ def test_a_function_travels_with_the_arrays_that_it_captures() -> None:
     def look_up(x: int) -> Any:
         return table[x] + offset[1]
 
-    there = travelled(look_up)
+    there = send_value(look_up)
     assert there(5) == look_up(5) == 6.0
 
 
@@ -56,7 +56,7 @@ def test_captured_arrays_may_be_written_to_and_belong_to_the_process() -> None:
         scratch[0] = x
         return float(scratch[0])
 
-    assert travelled(write)(3) == 3.0
+    assert send_value(write)(3) == 3.0
     assert scratch[0] == 0.0
 
 
@@ -105,7 +105,7 @@ class Stubborn(Exception):
         super().__init__(f"{first} and {second}")
 
 
-def raised(cause: Exception) -> Exception:
+def build_error(cause: Exception) -> Exception:
     try:
         try:
             raise cause
@@ -125,7 +125,7 @@ def raised(cause: Exception) -> Exception:
     ids=["pickled", "not made again", "not pickled"],
 )
 def test_errors_arrive_with_their_cause_and_the_line(cause: Exception, expected: str) -> None:
-    error = unpack_error(pack_error(raised(cause)))
+    error = unpack_error(pack_error(build_error(cause)))
     assert type(error) is InvalidArgumentError
     assert error.message == "Dataset.map: f failed"
     assert repr(error.__cause__).startswith(expected)

@@ -25,7 +25,7 @@ from penstock.engine.processes import call_processes
 from penstock.engine.processes.call_processes import CallProcesses, CallTask
 from penstock.errors import AbortedError, InvalidArgumentError, InvalidTypeError
 from penstock.plan.nodes import Node
-from tests.engine.driving import drained, model, pulls, taken
+from tests.engine.driving import drain_stream, model, pulls, take_elements
 from tests.engine.example_plans import SOURCES, fresh, plan_of
 from tests.integration.clusters import until
 
@@ -38,7 +38,7 @@ def elsewhere(dataset: Dataset) -> Dataset:
     return dataset.with_options(PROCESSES)
 
 
-def opened(plan: Node, state: Any = None) -> Any:
+def open_in_processes(plan: Node, state: Any = None) -> Any:
     return open_plan(plan, state, Context(ENVIRONMENT, key=7, options=PROCESSES.make_frozen()))
 
 
@@ -47,12 +47,14 @@ def opened(plan: Node, state: Any = None) -> Any:
 def test_the_stream_contract(operator: str, source: str) -> None:
     plan = plan_of(operator, source)
     expected = model(plan)
-    assert drained(opened(fresh(plan)), 7) == expected
-    stream, count = opened(fresh(plan)), 0
+    assert drain_stream(open_in_processes(fresh(plan)), 7) == expected
+    stream, count = open_in_processes(fresh(plan)), 0
     for pulled in pulls(stream, 3):
         count += len(pulled)
         if count % 5 == 0:
-            assert drained(opened(fresh(plan), stream.save()), 100) == expected[count:]
+            assert (
+                drain_stream(open_in_processes(fresh(plan), stream.save()), 100) == expected[count:]
+            )
     stream.close()
 
 
@@ -140,7 +142,7 @@ VALUES: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("kind", VALUES)
 def test_values_and_failures_are_those_of_threads(kind: str) -> None:
     dataset = Dataset.range(30).map(VALUES[kind], num_parallel_calls=2)
-    expected, found = (taken(iter(dataset.with_options(o))) for o in (THREADS, PROCESSES))
+    expected, found = (take_elements(iter(dataset.with_options(o))) for o in (THREADS, PROCESSES))
     assert found == expected
 
 
@@ -234,11 +236,11 @@ def test_what_is_no_failure_of_an_element_reaches_the_caller(kind: type[BaseExce
 def test_a_function_that_cannot_travel_stays_in_threads() -> None:
     lock = threading.Lock()
 
-    def locked(x: Any) -> Any:
+    def use_lock(x: Any) -> Any:
         with lock:
             return os.getpid()
 
-    dataset = elsewhere(Dataset.range(3).map(locked, num_parallel_calls=2))
+    dataset = elsewhere(Dataset.range(3).map(use_lock, num_parallel_calls=2))
     why = "calls run in threads: it cannot be sent to a process (TypeError: cannot pickle"
     assert why in dataset.explain()
     iterator = iter(dataset)

@@ -102,7 +102,7 @@ def test_the_cell_that_came_back_last_is_given_out_first() -> None:
     cells = [pool.extend(100_000) for _ in range(3)]
     first, second, third = [cell.segment for cell in cells if cell is not None]
     pool.release([second, first])
-    assert [lent(pool, 100_000), lent(pool, 90_000)] == [first, second]
+    assert [lend_cell(pool, 100_000), lend_cell(pool, 90_000)] == [first, second]
     assert pool.reuse(100_000) is None
     pool.release([third])
     assert pool.reuse(200_000) is None, "too small"
@@ -110,7 +110,7 @@ def test_the_cell_that_came_back_last_is_given_out_first() -> None:
     pool.close()
 
 
-def lent(pool: SlabPool, size: int) -> int:
+def lend_cell(pool: SlabPool, size: int) -> int:
     cell = pool.reuse(size)
     assert cell is not None
     return cell.segment
@@ -140,7 +140,7 @@ def test_retired_cells_are_never_lent_again_and_their_slabs_make_room() -> None:
     assert pool.reuse(100_000) is None
     assert pool.extend(90 << 20) is None, "one cell is still lent"
     pool.release([released])
-    assert lent(pool, 100_000) == released
+    assert lend_cell(pool, 100_000) == released
     pool.release([released])
     large = pool.extend(90 << 20)
     assert large is not None

@@ -23,11 +23,11 @@ HOME = os.getpid()
 
 @pytest.fixture(autouse=True)
 def _threads_do_not_scale(monkeypatch: pytest.MonkeyPatch) -> None:
-    def found(self: Relocation, *_: Any) -> bool:
+    def report_threads(self: Relocation, *_: Any) -> bool:
         self.reason = "in threads they used 1.0 of 2 cores"
         return True
 
-    monkeypatch.setattr(Relocation, "note_threads", found)
+    monkeypatch.setattr(Relocation, "note_threads", report_threads)
     monkeypatch.setattr(Relocation, "note_processes", lambda *_: False)
 
 
@@ -65,7 +65,7 @@ def test_a_state_saved_in_threads_resumes_in_processes() -> None:
     assert (int(number), int(process) == HOME) == (int(first) + 1, False)
 
 
-def settled(dataset: Dataset) -> str:
+def wait_for_decision(dataset: Dataset) -> str:
     """What explain() says once it is decided where the calls run."""
     iterator = iter(dataset)
     for _, process in iterator:
@@ -82,18 +82,18 @@ def test_a_function_that_changes_what_it_captures_stays() -> None:
         seen.append(int(x))
         return x, os.getpid()
 
-    text = settled(Dataset.range(10**9).map(remember, num_parallel_calls=2))
+    text = wait_for_decision(Dataset.range(10**9).map(remember, num_parallel_calls=2))
     assert "map: calls run in threads: its calls change what it captures" in text
 
 
 def test_a_function_that_cannot_travel_stays() -> None:
     lock = threading.Lock()
 
-    def locked(x: Any) -> Any:
+    def use_lock(x: Any) -> Any:
         with lock:
             return x, os.getpid()
 
-    dataset = Dataset.range(10**9).map(locked, num_parallel_calls=2)
+    dataset = Dataset.range(10**9).map(use_lock, num_parallel_calls=2)
     iterator = iter(dataset)
     while "calls run in threads: it cannot be sent" not in str(iterator.profile()):
         assert next(iterator)[1] == HOME
@@ -102,7 +102,7 @@ def test_a_function_that_cannot_travel_stays() -> None:
 def test_a_function_that_captures_much_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calling, "_MOST_CAPTURED", 100)
     dataset = Dataset.range(10**9).map(lambda x: (x, os.getpid()), num_parallel_calls=2)
-    assert "it captures 0 MB" in settled(dataset)
+    assert "it captures 0 MB" in wait_for_decision(dataset)
 
 
 def searches(executor: str, calls: int = 2) -> bool:

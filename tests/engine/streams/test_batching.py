@@ -15,14 +15,14 @@ from penstock.element.spec import TensorSpec
 from penstock.engine.streams import sources
 from penstock.engine.streams.sources import GeneratorStream
 from penstock.errors import InvalidArgumentError
-from tests.engine.driving import drained, model, opened, pulls, saves
+from tests.engine.driving import drain_stream, model, open_stream, pulls, saves
 
 LENGTHS = [3, 0, 5, 1, 9, 2, 2, 7] * 8
 DOCUMENTS = Ragged.from_rows([np.arange(length) for length in LENGTHS])
 TOKENS = TensorSpec((None,), np.int64)
 
 
-def packed(documents: Dataset, drop_remainder: bool = False) -> Any:
+def batch_tokens(documents: Dataset, drop_remainder: bool = False) -> Any:
     return documents.unbatch().batch(4, drop_remainder)._plan
 
 
@@ -36,13 +36,13 @@ def packed(documents: Dataset, drop_remainder: bool = False) -> Any:
 )
 def test_a_pull_behind_a_remainder_gives_many_batches(documents: Dataset) -> None:
     list(documents)  # Until a function's speed is known, its results are handed on singly.
-    stream = opened(packed(documents))
+    stream = open_stream(batch_tokens(documents))
     counts = [len(batches) for batches in pulls(stream, 16)]
     assert sum(counts) == -(-sum(LENGTHS) // 4)
     assert len(counts) < 16
 
 
-def generated(values: list[Any], spec: TensorSpec, log: list[int]) -> Dataset:
+def generate_values(values: list[Any], spec: TensorSpec, log: list[int]) -> Dataset:
     """What a generator yields: it raises exceptions in `values` and logs how far it got."""
 
     def generate() -> Iterator[Any]:
@@ -63,7 +63,9 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_batch_takes_what_it_needs_from_a_generator_and_no_more() -> None:
     log: list[int] = []
-    stream = opened(generated(list(range(20)), TensorSpec((), np.int64), log).batch(4)._plan)
+    stream = open_stream(
+        generate_values(list(range(20)), TensorSpec((), np.int64), log).batch(4)._plan
+    )
     for taken in (4, 8, 12):
         assert len(stream.pull(100)) == 1
         assert len(log) == taken
@@ -89,7 +91,7 @@ ONE_BY_ONE: dict[str, Callable[[Dataset], Dataset]] = {
 
 
 @pytest.fixture
-def asked(fast: None, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def needed_counts(fast: None, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Receives how many elements each pull from a generator needs."""
     found: list[int] = []
     pull = GeneratorStream.pull_needed
@@ -104,36 +106,36 @@ def asked(fast: None, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.mark.parametrize("name", ONE_BY_ONE)
 def test_operators_ask_a_generator_at_once_for_what_a_batch_needs(
-    name: str, asked: list[int]
+    name: str, needed_counts: list[int]
 ) -> None:
     log: list[int] = []
-    numbers = generated(list(range(20)), TensorSpec((), np.int64), log)
+    numbers = generate_values(list(range(20)), TensorSpec((), np.int64), log)
     dataset = ONE_BY_ONE[name](numbers).batch(5)
     assert len(list(dataset)) >= 4  # Until a function's speed is known, it gets single elements.
     log.clear()
-    asked.clear()
-    stream = opened(dataset._plan)
+    needed_counts.clear()
+    stream = open_stream(dataset._plan)
     assert len(stream.pull(100)) == 1
     assert len(log) == 5
-    assert max(asked) > 3
-    assert len(asked) <= 3
+    assert max(needed_counts) > 3
+    assert len(needed_counts) <= 3
     stream.close()
 
 
-def test_a_cache_asks_a_generator_at_once_for_what_a_batch_needs(asked: list[int]) -> None:
+def test_a_cache_asks_a_generator_at_once_for_what_a_batch_needs(needed_counts: list[int]) -> None:
     log: list[int] = []
-    numbers = generated(list(range(20)), TensorSpec((), np.int64), log)
-    stream = opened(numbers.cache().batch(5)._plan)
+    numbers = generate_values(list(range(20)), TensorSpec((), np.int64), log)
+    stream = open_stream(numbers.cache().batch(5)._plan)
     assert len(stream.pull(100)) == 1
     assert len(log) == 5
-    assert asked == [5]
+    assert needed_counts == [5]
     stream.close()
 
 
 def test_a_shuffle_asks_a_generator_at_once_for_what_it_holds(fast: None) -> None:
     log: list[int] = []
-    numbers = generated(list(range(20)), TensorSpec((), np.int64), log)
-    stream = opened(numbers.shuffle(6, seed=1).batch(4)._plan)
+    numbers = generate_values(list(range(20)), TensorSpec((), np.int64), log)
+    stream = open_stream(numbers.shuffle(6, seed=1).batch(4)._plan)
     assert len(stream.pull(100)) == 1
     assert len(log) == 6 + 3
     stream.close()
@@ -142,9 +144,14 @@ def test_a_shuffle_asks_a_generator_at_once_for_what_it_holds(fast: None) -> Non
 def test_of_a_slow_generator_others_get_each_element(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sources, "BUDGET", -1.0)
     log: list[int] = []
-    plan = generated(list(range(20)), TensorSpec((), np.int64), log).map(lambda x: x).batch(8)._plan
-    assert drained(opened(plan), 100) == model(plan)
-    stream = opened(plan.inputs[0])
+    plan = (
+        generate_values(list(range(20)), TensorSpec((), np.int64), log)
+        .map(lambda x: x)
+        .batch(8)
+        ._plan
+    )
+    assert drain_stream(open_stream(plan), 100) == model(plan)
+    stream = open_stream(plan.inputs[0])
     log.clear()
     assert len(stream.pull_needed(8, 8)) == len(log) == 1
     stream.close()
@@ -152,8 +159,8 @@ def test_of_a_slow_generator_others_get_each_element(monkeypatch: pytest.MonkeyP
 
 def test_packing_takes_what_it_needs_from_a_generator_and_no_more() -> None:
     log: list[int] = []
-    documents = generated([np.arange(length) for length in LENGTHS], TOKENS, log)
-    stream = opened(packed(documents))
+    documents = generate_values([np.arange(length) for length in LENGTHS], TOKENS, log)
+    stream = open_stream(batch_tokens(documents))
     rows = np.cumsum(LENGTHS)
     given = 0
     while given < 40:
@@ -176,20 +183,20 @@ def test_packing_takes_what_it_needs_from_a_generator_and_no_more() -> None:
 def test_packing_a_generator_resumes_exactly_from_every_state(
     values: list[Any], drop_remainder: bool
 ) -> None:
-    plan = packed(generated(values, TOKENS, []), drop_remainder)
-    whole = drained(opened(plan), 100)
+    plan = batch_tokens(generate_values(values, TOKENS, []), drop_remainder)
+    whole = drain_stream(open_stream(plan), 100)
     for limit in (1, 3, 100):
         for count, state in saves(plan, limit):
-            assert drained(opened(plan, state), limit) == whole[count:]
+            assert drain_stream(open_stream(plan, state), limit) == whole[count:]
 
 
 def test_elements_of_a_generator_come_before_the_failure_that_follows_them(fast: None) -> None:
     values = [1, 2, ValueError("lost")]
-    plan = generated(values, TensorSpec((), np.int64), []).batch(8)._plan.inputs[0]
-    stream = opened(plan)
+    plan = generate_values(values, TensorSpec((), np.int64), []).batch(8)._plan.inputs[0]
+    stream = open_stream(plan)
     assert stream.pull_needed(8, 8).elements() == [1, 2]
     state = stream.save()
-    for other in (stream, opened(plan, state)):
+    for other in (stream, open_stream(plan, state)):
         with pytest.raises(ValueError, match="failed for element 2: ValueError: lost"):
             other.pull(8)
         with pytest.raises(StopIteration):
@@ -211,7 +218,7 @@ def test_a_generator_is_asked_for_the_rows_that_are_needed_at_once(
     value: Any, spec: Any, rows: int, limit: int, expected: int, fast: None
 ) -> None:
     taken: list[Any] = []
-    stream = opened(generated([value] * 9, spec, taken)._plan)
+    stream = open_stream(generate_values([value] * 9, spec, taken)._plan)
     assert len(stream.pull_needed(1, limit, rows)) == expected
     assert len(taken) == expected
 
@@ -223,10 +230,10 @@ def test_unbatch_hands_on_the_rows_before_an_uneven_element() -> None:
         yield from values
 
     dataset = Dataset.from_generator(generate, output_signature=(TOKENS, TOKENS)).unbatch()
-    stream = opened(dataset._plan)
+    stream = open_stream(dataset._plan)
     assert len(stream.pull_needed(8, 8)) == 2
     state = stream.save()
-    for other in (stream, opened(dataset._plan, state)):
+    for other in (stream, open_stream(dataset._plan, state)):
         with pytest.raises(ValueError, match=r"have \[1, 3\] rows"):
             other.pull_needed(8, 8)
         assert len(other.pull_needed(8, 8)) == 2

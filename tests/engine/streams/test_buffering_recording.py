@@ -28,14 +28,14 @@ COUNT = 5
 NUMBER = TensorSpec((), int64)
 
 
-def generated() -> Any:
+def generate_numbers() -> Any:
     yield from range(COUNT)
 
 
 MADE: list[int] = []
 
 
-def counted(x: Any) -> Any:
+def note_element(x: Any) -> Any:
     MADE.append(int(x))
     return x
 
@@ -43,7 +43,7 @@ def counted(x: Any) -> Any:
 SOURCES: dict[str, Callable[[], Dataset]] = {
     "counted": lambda: Dataset.range(COUNT),
     "uncounted": lambda: Dataset.range(9).filter(lambda x: x < COUNT),
-    "generated": lambda: Dataset.from_generator(generated, output_signature=NUMBER),
+    "generated": lambda: Dataset.from_generator(generate_numbers, output_signature=NUMBER),
     "shuffled": lambda: Dataset.range(COUNT).shuffle(COUNT),
 }
 CONSUMERS: dict[str, Callable[[Dataset], list[Any]]] = {
@@ -59,7 +59,7 @@ CONSUMERS: dict[str, Callable[[Dataset], list[Any]]] = {
 
 
 @pytest.fixture(params=["memory", "file", "snapshot"])
-def kept(request: Any, tmp_path: Path) -> Callable[[Dataset], Dataset]:
+def keep_elements(request: Any, tmp_path: Path) -> Callable[[Dataset], Dataset]:
     methods = {
         "memory": lambda dataset: dataset.cache(),
         "file": lambda dataset: dataset.cache(tmp_path / "c"),
@@ -78,7 +78,7 @@ def kept(request: Any, tmp_path: Path) -> Callable[[Dataset], Dataset]:
 def test_a_resumed_pass_fills_a_cache_with_what_another_process_had_recorded(
     source: str, held: int, read: int, filled: bool
 ) -> None:
-    first, resumed = (SOURCES[source]().map(counted).cache() for _ in range(2))
+    first, resumed = (SOURCES[source]().map(note_element).cache() for _ in range(2))
     with iter(first) as iterator:
         found = [int(next(iterator)) for _ in range(read)]
         state = iterator.state_dict()
@@ -113,18 +113,18 @@ COMPLETE = [
 
 
 @pytest.mark.parametrize(("source_name", "consumer"), COMPLETE)
-def test_the_last_element_completes(kept: Any, source_name: str, consumer: str) -> None:
+def test_the_last_element_completes(keep_elements: Any, source_name: str, consumer: str) -> None:
     source, consume = SOURCES[source_name], CONSUMERS[consumer]
     MADE.clear()
-    dataset = kept(source().map(counted, output_signature=NUMBER))
+    dataset = keep_elements(source().map(note_element, output_signature=NUMBER))
     first = consume(dataset)
     assert len(MADE) == COUNT
     assert [consume(dataset), consume(dataset)] == [first, first]
     assert len(MADE) == COUNT
 
 
-def test_a_partial_pass_of_batches_completes_nothing(kept: Any) -> None:
-    dataset = kept(Dataset.range(COUNT))
+def test_a_partial_pass_of_batches_completes_nothing(keep_elements: Any) -> None:
+    dataset = keep_elements(Dataset.range(COUNT))
     assert [len(x) for x in dataset.batch(2, drop_remainder=True).take(2)] == [2, 2]
     assert list(dataset) == list(range(COUNT))
 
@@ -165,8 +165,8 @@ def test_of_two_passes_at_once_the_first_to_end_decides_the_order() -> None:
     assert list(dataset) == first
 
 
-def test_states_are_exact_while_the_cache_looks_ahead(kept: Any) -> None:
-    dataset = kept(SOURCES["uncounted"]())
+def test_states_are_exact_while_the_cache_looks_ahead(keep_elements: Any) -> None:
+    dataset = keep_elements(SOURCES["uncounted"]())
     for count in range(COUNT + 1):
         iterator = iter(dataset)
         found = list(itertools.islice(iterator, count))
@@ -186,14 +186,16 @@ def test_a_failure_behind_the_last_element_taken_is_raised_when_it_is_asked_for(
     assert list(iterator) == [3]
 
 
-def test_a_failure_behind_the_last_element_taken_leaves_the_recording_incomplete(kept: Any) -> None:
+def test_a_failure_behind_the_last_element_taken_leaves_the_recording_incomplete(
+    keep_elements: Any,
+) -> None:
     """Also if several operators look for its end: after a failure, a generator seems to end."""
 
     def fail_at_last() -> Any:
         yield from range(COUNT)
         raise ValueError("the last one")
 
-    ds = kept(Dataset.from_generator(fail_at_last, output_signature=NUMBER))
+    ds = keep_elements(Dataset.from_generator(fail_at_last, output_signature=NUMBER))
     twice = ds.take(COUNT).concatenate(ds.take(COUNT))
     assert list(twice.concatenate(twice)) == 4 * [*range(COUNT)]
     with pytest.raises(InvalidArgumentError, match="the last one"):

@@ -17,7 +17,7 @@ from penstock.engine import prefetch, tuning
 from penstock.engine.pool import Pool
 from penstock.engine.streams.interleaving import InterleaveStream, Slot
 from penstock.engine.streams.sources import AccessStream
-from tests.engine.driving import drained, model, opened, pulls, saves
+from tests.engine.driving import drain_stream, model, open_stream, pulls, saves
 
 LENGTHS = [9, 3, 12, 0, 7, 1]
 
@@ -26,7 +26,7 @@ def numbers(first: int, length: int) -> Dataset:
     return Dataset.range(100 * first, 100 * first + length)
 
 
-def interleaved(lengths: list[int], cycle: int, block: int, **options: Any) -> Dataset:
+def interleave_numbers(lengths: list[int], cycle: int, block: int, **options: Any) -> Dataset:
     source = Dataset.from_tensor_slices((np.arange(len(lengths)), np.array(lengths)))
     return source.interleave(
         lambda first, length: numbers(int(first), int(length)), cycle, block, **options
@@ -43,7 +43,7 @@ def fails_at(bad: int) -> Any:
 
 
 def test_whole_rounds_are_woven(monkeypatch: pytest.MonkeyPatch) -> None:
-    stream = opened(interleaved([2000] * 4, cycle=4, block=1)._plan)
+    stream = open_stream(interleave_numbers([2000] * 4, cycle=4, block=1)._plan)
     drained_first = [stream.pull(1).elements()[0] for _ in range(8)]
     assert drained_first == [0, 100, 200, 300, 1, 101, 201, 301]
     join, longest = Chunk.join, [0]
@@ -61,12 +61,12 @@ def test_whole_rounds_are_woven(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("block", [1, 2])
 @pytest.mark.parametrize("cycle", [2, 3, 20])
 def test_rounds_equal_the_list_model_and_resume_from_every_state(cycle: int, block: int) -> None:
-    plan = interleaved(LENGTHS, cycle, block)._plan
+    plan = interleave_numbers(LENGTHS, cycle, block)._plan
     whole = model(plan)
     for limit in (4, 9, 100):
-        assert drained(opened(plan), limit) == whole
+        assert drain_stream(open_stream(plan), limit) == whole
         for count, state in saves(plan, limit):
-            assert drained(opened(plan, state), 100) == whole[count:]
+            assert drain_stream(open_stream(plan, state), 100) == whole[count:]
 
 
 @pytest.mark.parametrize("bad", [0, 102, 211, 406])
@@ -75,12 +75,12 @@ def test_a_failure_keeps_its_turn(bad: int) -> None:
     plan = source.interleave(
         lambda first, length: numbers(int(first), int(length)).map(fails_at(bad)), 3
     )._plan
-    single = drained(opened(plan), 1)
+    single = drain_stream(open_stream(plan), 1)
     assert len(single) == sum(LENGTHS)
     for limit in (7, 100):
-        assert drained(opened(plan), limit) == single
+        assert drain_stream(open_stream(plan), limit) == single
         for count, state in saves(plan, limit):
-            assert drained(opened(plan, state), limit) == single[count:]
+            assert drain_stream(open_stream(plan, state), limit) == single[count:]
 
 
 def test_rounds_of_ragged_rows_and_of_unequal_arrays() -> None:
@@ -89,20 +89,20 @@ def test_rounds_of_ragged_rows_and_of_unequal_arrays() -> None:
     unequal = Dataset.range(6).map(lambda i: np.full(i % 3, i))
     for inner in (ragged, unequal):
         plan = Dataset.range(3).interleave(lambda _, inner=inner: inner, 3, 2)._plan
-        whole = drained(opened(plan), 1)
+        whole = drain_stream(open_stream(plan), 1)
         assert len(whole) == 18
-        assert drained(opened(plan), 100) == whole
+        assert drain_stream(open_stream(plan), 100) == whole
 
 
 def test_other_dtypes_are_refused_at_their_turn() -> None:
     inner = [Dataset.range(50), Dataset.from_tensor_slices(np.zeros(50, np.float32))]
-    stream = opened(Dataset.range(2).interleave(lambda i: inner[int(i)], 2)._plan)
+    stream = open_stream(Dataset.range(2).interleave(lambda i: inner[int(i)], 2)._plan)
     assert stream.pull(1).elements() == [0]
     with pytest.raises(TypeError, match="got int64 and float32"):
         list(itertools.islice(iter(lambda: stream.pull(1), None), 9))
 
 
-def mixed(x: Any) -> Dataset:
+def mix_dtypes(x: Any) -> Dataset:
     """The third dataset has another dtype than the others."""
     return Dataset.from_tensor_slices(np.arange(4).astype(np.float32 if x == 2 else np.int64))
 
@@ -110,17 +110,17 @@ def mixed(x: Any) -> Dataset:
 @pytest.mark.parametrize("ordered", [True, False])
 @pytest.mark.parametrize(("cycle", "block"), [(1, 1), (2, 1), (3, 1), (4, 3)])
 def test_elements_of_another_dtype_fail_alone(cycle: int, block: int, ordered: bool) -> None:
-    dataset = Dataset.range(4).interleave(mixed, cycle, block, deterministic=ordered)
+    dataset = Dataset.range(4).interleave(mix_dtypes, cycle, block, deterministic=ordered)
     assert dataset.element_spec.dtype == "int64"  # Now a stream that continues knows it, too.
     plan = dataset._plan
-    whole = drained(opened(plan), 1)
+    whole = drain_stream(open_stream(plan), 1)
     values = [item[2] for item in whole if item != "FAULT"]
     assert sorted(values) == sorted([*range(4)] * 3)
     assert len(whole) == 16
     for limit in (2, 3, 100):
-        assert drained(opened(plan), limit) == whole
+        assert drain_stream(open_stream(plan), limit) == whole
         for count, state in saves(plan, limit):
-            assert drained(opened(plan, state), limit) == whole[count:]
+            assert drain_stream(open_stream(plan, state), limit) == whole[count:]
 
 
 def set_handover(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
@@ -175,20 +175,20 @@ def test_short_datasets_give_the_same_elements_from_every_state(
     """However long they take: read by the caller, or by threads after their first elements."""
     set_handover(monkeypatch, handover)
     monkeypatch.setattr(tuning.Brevity, "expect", lambda self: True)
-    plan = interleaved(LENGTHS, 3, 2, num_parallel_calls=3, deterministic=ordered)._plan
-    whole = model(interleaved(LENGTHS, 3, 2)._plan)
+    plan = interleave_numbers(LENGTHS, 3, 2, num_parallel_calls=3, deterministic=ordered)._plan
+    whole = model(interleave_numbers(LENGTHS, 3, 2)._plan)
     for limit in (1, 4, 100):
-        found = drained(opened(plan), limit)
+        found = drain_stream(open_stream(plan), limit)
         assert (found if ordered else sorted(found)) == (whole if ordered else sorted(whole))
         for count, state in saves(plan, limit):
-            rest = drained(opened(plan, state), limit)
+            rest = drain_stream(open_stream(plan, state), limit)
             assert len(rest) == len(whole) - count
             assert not ordered or rest == whole[count:]
 
 
 def test_a_failed_trial_starts_the_threads_of_all_open_datasets(threads: list[Pool]) -> None:
-    plan = interleaved([100] * 12, 4, 1, num_parallel_calls=4)._plan
-    stream = opened(plan)._stream
+    plan = interleave_numbers([100] * 12, 4, 1, num_parallel_calls=4)._plan
+    stream = open_stream(plan)._stream
     stream._brevity._is_brief = True
     stream.pull(4)
     assert not threads
@@ -207,7 +207,7 @@ def test_datasets_that_were_read_to_their_end_make_room_for_the_next() -> None:
 
     plan = Dataset.range(9).interleave(open_dataset, 2, num_parallel_calls=2)._plan
     opened_for.clear()  # The spec needed a call.
-    stream = opened(plan)
+    stream = open_stream(plan)
     assert [stream.pull(1).elements() for _ in range(2)] == [[0], [100]]
     for slot in stream._stream._slots:
         with slot.stream._ahead.changed:
@@ -233,9 +233,9 @@ def test_a_pull_opens_no_datasets_while_another_thread_closes(
 
     plan = Dataset.range(9).interleave(open_dataset, 2, num_parallel_calls=2)._plan
     opened_for.clear()  # The spec needed a call.
-    stream = opened(plan)
+    stream = open_stream(plan)
     with ThreadPoolExecutor(1) as executor:
-        pulling = executor.submit(drained, stream, 1)
+        pulling = executor.submit(drain_stream, stream, 1)
         has_opened.wait()
         stream.close()
         pulling.result()
@@ -247,7 +247,7 @@ def test_a_caller_that_reads_starts_no_thread_while_another_thread_closes(
 ) -> None:
     set_handover(monkeypatch, -1.0)
     monkeypatch.setattr(tuning.Brevity, "expect", lambda self: True)
-    stream = opened(interleaved([5] * 3, 1, 1, num_parallel_calls=1)._plan)
+    stream = open_stream(interleave_numbers([5] * 3, 1, 1, num_parallel_calls=1)._plan)
     pull = AccessStream.pull
 
     def pull_and_close(source: AccessStream, limit: int) -> Chunk:
@@ -272,7 +272,7 @@ def test_long_datasets_are_woven_without_order_too(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(InterleaveStream, "_pull_from", count)
     lengths = [3000, 5000, 4000]
-    dataset = interleaved(lengths, 3, 1, num_parallel_calls=3, deterministic=False)
+    dataset = interleave_numbers(lengths, 3, 1, num_parallel_calls=3, deterministic=False)
     found = [int(x) for x in dataset]
-    assert sorted(found) == sorted(int(x) for x in interleaved(lengths, 3, 1))
+    assert sorted(found) == sorted(int(x) for x in interleave_numbers(lengths, 3, 1))
     assert sum(single) < len(found) / 4

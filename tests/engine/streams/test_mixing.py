@@ -12,8 +12,8 @@ from penstock.data import Dataset
 from penstock.data.experimental import service
 from penstock.errors import InvalidArgumentError, InvalidTypeError, NotADatasetError
 from tests.effort import examples
-from tests.engine.driving import drained, model, opened, saves, travelled
-from tests.engine.example_plans import filtered, numbers
+from tests.engine.driving import drain_stream, model, open_stream, reload_state, saves
+from tests.engine.example_plans import filter_plan, numbers
 
 ENDS = st.sampled_from(["stop", "repeat", "drop"])
 
@@ -24,7 +24,7 @@ def mixtures(draw):
     weights = draw(st.lists(st.sampled_from([0, 0.1, 0.25, 1, 3]), min_size=count, max_size=count))
     weights[0] = weights[0] or 1
     parts = [numbers(100 * i + draw(st.integers(0, 9)), 100 * i) for i in range(count)]
-    parts = [filtered(part) if draw(st.booleans()) else part for part in parts]
+    parts = [filter_plan(part) if draw(st.booleans()) else part for part in parts]
     named = {
         str(i): (Dataset(part), w) for i, (part, w) in enumerate(zip(parts, weights, strict=True))
     }
@@ -36,9 +36,9 @@ def mixtures(draw):
 @given(plan=mixtures(), limit=st.integers(1, 9), data=st.data())
 def test_any_mixture_is_that_of_the_list_model_and_resumes_exactly(plan, limit, data):
     expected = model(plan)
-    assert drained(opened(plan), limit) == expected
+    assert drain_stream(open_stream(plan), limit) == expected
     count, state = data.draw(st.sampled_from(list(saves(plan, limit))))
-    assert drained(opened(plan, travelled(state)), 7) == expected[count:]
+    assert drain_stream(open_stream(plan, reload_state(state)), 7) == expected[count:]
 
 
 def sources(web: float, books: float, code: float = 0.0) -> dict:
@@ -117,7 +117,7 @@ def test_weights_may_change_at_every_checkpoint(form, data):
         }
         iterator = iter(form(Dataset.mix(parts)))
         if state is not None:
-            iterator.load_state_dict(travelled(state))
+            iterator.load_state_dict(reload_state(state))
         taken = data.draw(st.integers(0, 12))
         found += [int(x) for batch in itertools.islice(iterator, taken) for x in batch]
         state = iterator.state_dict()
@@ -136,14 +136,14 @@ def test_a_mix_that_has_stopped_continues_if_the_empty_dataset_has_no_weight():
 
 
 def test_the_weights_of_a_mix_that_a_service_computes_stay():
-    def served(web: float) -> Dataset:
+    def serve_mix(web: float) -> Dataset:
         mixed = Dataset.mix(sources(web, 1))
         return mixed.apply(service.distribute("distributed_epoch", "local://1"))
 
-    state = iter(served(1)).state_dict()
-    iter(served(1)).load_state_dict(state)
+    state = iter(serve_mix(1)).state_dict()
+    iter(serve_mix(1)).load_state_dict(state)
     with pytest.raises(InvalidArgumentError, match="the state was saved by another pipeline"):
-        iter(served(2)).load_state_dict(state)
+        iter(serve_mix(2)).load_state_dict(state)
 
 
 def test_a_state_of_a_mix_does_not_move_to_a_service():

@@ -15,28 +15,35 @@ from penstock.element.spec import TensorSpec
 from penstock.engine.streams import packing
 from penstock.errors import InvalidArgumentError, InvalidTypeError
 from tests.effort import examples
-from tests.engine.driving import drained, model, opened, saves, taken, travelled
+from tests.engine.driving import (
+    drain_stream,
+    model,
+    open_stream,
+    reload_state,
+    saves,
+    take_elements,
+)
 
 LENGTHS = [3, 0, 5, 1, 9, 2, 2, 7, 4, 4, 1]
 DOCUMENTS = [np.arange(length) + 10 * number for number, length in enumerate(LENGTHS)]
 TOKENS = TensorSpec((None,), np.int64)
 
 
-def sliced(documents: list[Any]) -> Dataset:
+def slice_documents(documents: list[Any]) -> Dataset:
     return Dataset.from_tensor_slices(Ragged.from_rows(documents, np.int64))
 
 
-def mapped(documents: list[Any]) -> Dataset:
+def map_documents(documents: list[Any]) -> Dataset:
     return Dataset.range(len(documents)).map(lambda i: documents[i], output_signature=TOKENS)
 
 
-def masked(documents: list[Any]) -> Dataset:
+def mask_documents(documents: list[Any]) -> Dataset:
     """Two features and a mask, as lists of arrays."""
     pairs = [{"x": d, "y": d / 2, "loss_mask": d % 3 > 0} for d in documents]
     return Dataset.range(len(documents)).map(lambda i: pairs[i])
 
 
-SOURCES = {"ragged": sliced, "map": mapped, "features": masked}
+SOURCES = {"ragged": slice_documents, "map": map_documents, "features": mask_documents}
 
 
 @st.composite
@@ -61,14 +68,14 @@ def plans(draw: Any) -> Any:
 @given(plan=plans(), limit=st.integers(1, 9), data=st.data())
 def test_any_rows_are_those_of_the_list_model_and_resume_exactly(plan, limit, data):
     expected = model(plan)
-    assert drained(opened(plan), limit) == expected
+    assert drain_stream(open_stream(plan), limit) == expected
     count, state = data.draw(st.sampled_from(list(saves(plan, limit))))
-    assert drained(opened(plan, travelled(state)), 7) == expected[count:]
+    assert drain_stream(open_stream(plan, reload_state(state)), 7) == expected[count:]
 
 
 @pytest.mark.parametrize("strategy", ["first_fit", "best_fit", "concat_split"])
 def test_no_token_is_lost_or_torn_from_its_document(strategy):
-    rows = list(sliced(DOCUMENTS).pack(9, strategy, open_rows=3))
+    rows = list(slice_documents(DOCUMENTS).pack(9, strategy, open_rows=3))
     segments: list[list[int]] = []
     for row in rows:
         for number in range(1, row["segment_ids"].max() + 1):
@@ -101,24 +108,24 @@ def test_features_keep_their_dtypes_and_the_spec_says_so():
 
 
 def test_an_endless_dataset_gives_endless_rows():
-    packed = sliced(DOCUMENTS).repeat().pack(9)
+    packed = slice_documents(DOCUMENTS).repeat().pack(9)
     assert packed.cardinality() == -1
     assert len(list(itertools.islice(packed, 20))) == 20
 
 
 def test_open_rows_let_go_of_chunks_that_are_used_up(monkeypatch):
     monkeypatch.setattr(packing, "_MOST_VIEWED", 0)
-    plan = sliced(DOCUMENTS).pack(10)._plan
-    stream = packing.PackStream(plan, opened(plan.input), None)
+    plan = slice_documents(DOCUMENTS).pack(10)._plan
+    stream = packing.PackStream(plan, open_stream(plan.input), None)
     stream._pack(stream._read(100), 100)
     assert stream._open
     assert all(row.views[0][0].base is None for row in stream._open)
-    assert drained(opened(plan), 3) == model(plan)
+    assert drain_stream(open_stream(plan), 3) == model(plan)
 
 
 @pytest.mark.parametrize("strategy", ["best_fit", "concat_split"])
 def test_workers_give_the_local_rows_from_every_state(strategy):
-    local = mapped(DOCUMENTS).pack(9, strategy, separator=5, too_long="split")
+    local = map_documents(DOCUMENTS).pack(9, strategy, separator=5, too_long="split")
     expected = model(local._plan)
     remote = local.apply(service.distribute("distributed_epoch", "local://2"))
     iterator = iter(remote)
@@ -126,9 +133,9 @@ def test_workers_give_the_local_rows_from_every_state(strategy):
         if count % 3 == 0:
             again = iter(remote)
             again.load_state_dict(iterator.state_dict())
-            assert taken(again) == expected[count:]
+            assert take_elements(again) == expected[count:]
             again.close()
-        assert taken(iterator, 1) == [expected[count]]
+        assert take_elements(iterator, 1) == [expected[count]]
     iterator.close()
 
 
@@ -168,7 +175,7 @@ def pull_all(ds: Dataset) -> None:
 )
 def test_wrong_arguments_are_refused(make, kind, message):
     with pytest.raises(kind, match=f"^Dataset.pack: {message}"):
-        make(sliced(DOCUMENTS))
+        make(slice_documents(DOCUMENTS))
 
 
 def numbers(count: int) -> np.ndarray:

@@ -32,7 +32,7 @@ from penstock.errors import (
     UnknownError,
 )
 from penstock.plan.seeds import set_seed
-from tests.engine.driving import travelled
+from tests.engine.driving import reload_state
 
 NUMBER = TensorSpec((), np.int64)
 Make = Callable[[Dataset], Dataset]
@@ -64,14 +64,14 @@ def read(dataset: Dataset, count: int) -> Any:
     return iterator
 
 
-def resumed(dataset: Dataset, state: Any) -> Any:
+def resume_reading(dataset: Dataset, state: Any) -> Any:
     iterator = iter(dataset)
-    iterator.load_state_dict(travelled(state))
+    iterator.load_state_dict(reload_state(state))
     return iterator
 
 
 @pytest.fixture(params=["cache", "snapshot"])
-def kept(request: Any, tmp_path: Path) -> Make:
+def keep_elements(request: Any, tmp_path: Path) -> Make:
     """A dataset that keeps its elements in `tmp_path`."""
     if request.param == "cache":
         return lambda dataset: dataset.cache(tmp_path / "c")
@@ -85,30 +85,30 @@ def files(path: Path) -> list[str]:
 # What caches and snapshots have in common
 
 
-def test_a_complete_pass_fills(kept: Make) -> None:
+def test_a_complete_pass_fills(keep_elements: Make) -> None:
     source = Source()
-    dataset = kept(source.dataset)
+    dataset = keep_elements(source.dataset)
     for _ in range(3):
         assert rest(iter(dataset)) == [0, 1, 2, 3, 4, 5]
     assert source.made == [0, 1, 2, 3, 4, 5]
-    assert rest(iter(kept(source.dataset).repeat(2))) == 2 * [0, 1, 2, 3, 4, 5]
+    assert rest(iter(keep_elements(source.dataset).repeat(2))) == 2 * [0, 1, 2, 3, 4, 5]
     assert source.made == [0, 1, 2, 3, 4, 5]
 
 
-def test_one_pass_of_a_repeat_fills_for_the_next(kept: Make) -> None:
+def test_one_pass_of_a_repeat_fills_for_the_next(keep_elements: Make) -> None:
     source = Source(3)
-    assert rest(iter(kept(source.dataset).repeat(3))) == 3 * [0, 1, 2]
+    assert rest(iter(keep_elements(source.dataset).repeat(3))) == 3 * [0, 1, 2]
     assert source.made == [0, 1, 2]
 
 
-def test_nothing_is_kept_as_well(kept: Make) -> None:
-    dataset = kept(Source(0).dataset)
+def test_nothing_is_kept_as_well(keep_elements: Make) -> None:
+    dataset = keep_elements(Source(0).dataset)
     assert rest(iter(dataset)) == rest(iter(dataset)) == []
 
 
-def test_a_part_of_a_pass_is_forgotten(kept: Make, tmp_path: Path) -> None:
+def test_a_part_of_a_pass_is_forgotten(keep_elements: Make, tmp_path: Path) -> None:
     source = Source()
-    dataset = kept(source.dataset)
+    dataset = keep_elements(source.dataset)
     for _ in range(2):
         iterator = read(dataset, 2)
         assert files(tmp_path) != []
@@ -119,9 +119,9 @@ def test_a_part_of_a_pass_is_forgotten(kept: Make, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ahead", [0, 2])
-def test_a_forgotten_iterator_lets_go(kept: Make, ahead: int, tmp_path: Path) -> None:
+def test_a_forgotten_iterator_lets_go(keep_elements: Make, ahead: int, tmp_path: Path) -> None:
     source = Source()
-    dataset = kept(source.dataset)
+    dataset = keep_elements(source.dataset)
     iterator = read(dataset.prefetch(ahead) if ahead else dataset, 2)
     del iterator
     assert rest(iter(dataset)) == [0, 1, 2, 3, 4, 5]
@@ -131,63 +131,73 @@ def test_a_forgotten_iterator_lets_go(kept: Make, ahead: int, tmp_path: Path) ->
     assert not [name for name in files(tmp_path) if "lockfile" in name]
 
 
-def test_an_iterator_in_a_cycle_lets_go(kept: Make, tmp_path: Path) -> None:
+def test_an_iterator_in_a_cycle_lets_go(keep_elements: Make, tmp_path: Path) -> None:
     gc.disable()
     try:
-        cycle: list[Any] = [read(kept(Source().dataset), 2)]
+        cycle: list[Any] = [read(keep_elements(Source().dataset), 2)]
         cycle.append(cycle)
         del cycle
-        assert rest(iter(kept(Source().dataset))) == [0, 1, 2, 3, 4, 5]
+        assert rest(iter(keep_elements(Source().dataset))) == [0, 1, 2, 3, 4, 5]
     finally:
         gc.enable()
 
 
 @pytest.mark.parametrize("failing", [0, 2, 5])
-def test_a_failing_element_ends_the_filling(kept: Make, failing: int, tmp_path: Path) -> None:
+def test_a_failing_element_ends_the_filling(
+    keep_elements: Make, failing: int, tmp_path: Path
+) -> None:
     source = Source(failing=failing)
-    iterator = iter(kept(source.dataset))
+    iterator = iter(keep_elements(source.dataset))
     assert [int(next(iterator)) for _ in range(failing)] == list(range(failing))
     with pytest.raises(UnknownError, match=f"failed for element {failing} .*: KeyError"):
         next(iterator)
     assert rest(iterator) == list(range(failing + 1, 6))
     assert files(tmp_path) == []
-    assert rest(kept(Source(failing=failing).dataset).ignore_errors()) == [
+    assert rest(keep_elements(Source(failing=failing).dataset).ignore_errors()) == [
         n for n in range(6) if n != failing
     ]
     assert files(tmp_path) == []
 
 
 @pytest.mark.parametrize("position", range(7))
-def test_going_on_within_the_filling_pass(kept: Make, position: int, tmp_path: Path) -> None:
+def test_going_on_within_the_filling_pass(
+    keep_elements: Make, position: int, tmp_path: Path
+) -> None:
     source = Source()
-    iterator = read(kept(source.dataset), position)
+    iterator = read(keep_elements(source.dataset), position)
     state = iterator.state_dict()
     expected = list(range(position, 6))
     # While the first pass runs, too: a resumed pass does not fill.
-    assert rest(resumed(kept(source.dataset), state)) == expected
+    assert rest(resume_reading(keep_elements(source.dataset), state)) == expected
     assert rest(iterator) == expected
-    assert rest(resumed(kept(source.dataset), state)) == expected
-    assert rest(resumed(kept(source.dataset), iterator.state_dict())) == []
+    assert rest(resume_reading(keep_elements(source.dataset), state)) == expected
+    assert rest(resume_reading(keep_elements(source.dataset), iterator.state_dict())) == []
 
 
 @pytest.mark.parametrize("position", range(7))
-def test_going_on_in_a_new_process_does_not_fill(kept: Make, position: int, tmp_path: Path) -> None:
-    iterator = read(kept(Source().dataset), position)
+def test_going_on_in_a_new_process_does_not_fill(
+    keep_elements: Make, position: int, tmp_path: Path
+) -> None:
+    iterator = read(keep_elements(Source().dataset), position)
     state = iterator.state_dict()
     iterator.close()
-    again = resumed(kept(Source().dataset), state)
+    again = resume_reading(keep_elements(Source().dataset), state)
     assert rest(again) == list(range(position, 6))
     if position in range(1, 6):  # After the last element it is filled.
         assert files(tmp_path) == []
 
 
 @pytest.mark.parametrize("position", range(7))
-def test_going_on_within_a_reading_pass(kept: Make, position: int, tmp_path: Path) -> None:
+def test_going_on_within_a_reading_pass(keep_elements: Make, position: int, tmp_path: Path) -> None:
     source = Source()
-    assert len(rest(iter(kept(source.dataset)))) == 6
-    iterator = read(kept(source.dataset), position)
+    assert len(rest(iter(keep_elements(source.dataset)))) == 6
+    iterator = read(keep_elements(source.dataset), position)
     state = iterator.state_dict()
-    assert rest(iterator) == rest(resumed(kept(source.dataset), state)) == list(range(position, 6))
+    assert (
+        rest(iterator)
+        == rest(resume_reading(keep_elements(source.dataset), state))
+        == list(range(position, 6))
+    )
     assert len(source.made) == 6
 
 
@@ -214,34 +224,34 @@ def test_every_pass_behind_a_shuffle_has_the_order_of_the_first(
     for file in [path for path in tmp_path.rglob("*") if path.is_file()]:
         file.unlink()
     again = make()
-    assert rest(resumed(again, state)) == order[position:]
+    assert rest(resume_reading(again, state)) == order[position:]
     assert all(rest(iter(again)) == order for _ in range(2))
 
 
 @pytest.mark.parametrize("position", range(1, 7))
-def test_what_was_read_is_gone(kept: Make, position: int, tmp_path: Path) -> None:
+def test_what_was_read_is_gone(keep_elements: Make, position: int, tmp_path: Path) -> None:
     """The state of a reading pass resumes without the files, and fills them again."""
     source = Source()
-    assert len(rest(iter(kept(source.dataset)))) == 6
-    state = read(kept(source.dataset), position).state_dict()
+    assert len(rest(iter(keep_elements(source.dataset)))) == 6
+    state = read(keep_elements(source.dataset), position).state_dict()
     for file in [path for path in tmp_path.rglob("*") if path.is_file()]:
         file.unlink()
-    assert rest(resumed(kept(source.dataset), state)) == list(range(position, 6))
+    assert rest(resume_reading(keep_elements(source.dataset), state)) == list(range(position, 6))
     assert len(source.made) == 12
-    assert rest(iter(kept(source.dataset))) == list(range(6))
+    assert rest(iter(keep_elements(source.dataset))) == list(range(6))
     assert len(source.made) == 12
 
 
-def test_shuffled_input_resumes_in_its_own_order(kept: Make) -> None:
+def test_shuffled_input_resumes_in_its_own_order(keep_elements: Make) -> None:
     shuffled = Dataset.range(20).shuffle(20, seed=3)
-    first = iter(kept(shuffled))
+    first = iter(keep_elements(shuffled))
     begun = [int(next(first)) for _ in range(7)]
     state = first.state_dict()
     first.close()
     # Another pass, in another order, is what is kept.
-    whole = rest(iter(kept(shuffled)))
+    whole = rest(iter(keep_elements(shuffled)))
     assert sorted(whole) == list(range(20))
-    assert sorted(begun + rest(resumed(kept(shuffled), state))) == list(range(20))
+    assert sorted(begun + rest(resume_reading(keep_elements(shuffled), state))) == list(range(20))
 
 
 class FullDisk(io.FileIO):
@@ -256,19 +266,19 @@ class FullDisk(io.FileIO):
 
 
 def test_a_full_disk(
-    kept: Make,
+    keep_elements: Make,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(chunk_files, "create_bytes", lambda path, call: FullDisk(path, "w"))
     monkeypatch.setattr("penstock.engine.formats.chunks.BLOCK_BYTES", 64)
-    dataset = kept(Dataset.range(50))
+    dataset = keep_elements(Dataset.range(50))
     iterator = read(dataset, 40)
     # It is known at once; elements and states are as good as ever.
     assert "no space is left for" in caplog.text
     assert files(tmp_path) == []
-    assert rest(resumed(dataset, iterator.state_dict())) == list(range(40, 50))
+    assert rest(resume_reading(dataset, iterator.state_dict())) == list(range(40, 50))
     assert rest(itertools.islice(iterator, 10)) == list(range(40, 50))
     with pytest.raises(ResourceExhaustedError, match="no space is left for .*; free some, or name"):
         next(iterator)
@@ -277,11 +287,11 @@ def test_a_full_disk(
 
 
 def test_a_disk_that_is_full_at_the_end(
-    kept: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    keep_elements: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(chunk_files, "create_bytes", lambda path, call: FullDisk(path, "w"))
     monkeypatch.setattr(FullDisk, "room", 32)
-    iterator = iter(kept(Dataset.range(3)))
+    iterator = iter(keep_elements(Dataset.range(3)))
     assert [int(next(iterator)) for _ in range(3)] == [0, 1, 2]
     with pytest.raises(ResourceExhaustedError, match="no space is left for"):
         next(iterator)
@@ -291,29 +301,29 @@ def test_a_disk_that_is_full_at_the_end(
 
 
 def test_going_on_with_a_full_disk(
-    kept: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    keep_elements: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    dataset = kept(Dataset.range(50))
+    dataset = keep_elements(Dataset.range(50))
     assert len(rest(iter(dataset))) == 50
     state = read(dataset, 40).state_dict()
     for file in [path for path in tmp_path.rglob("*") if path.is_file()]:
         file.unlink()
     monkeypatch.setattr(chunk_files, "create_bytes", lambda path, call: FullDisk(path, "w"))
     monkeypatch.setattr("penstock.engine.formats.chunks.BLOCK_BYTES", 64)
-    iterator = resumed(dataset, state)
+    iterator = resume_reading(dataset, state)
     assert rest(itertools.islice(iterator, 10)) == list(range(40, 50))
     with pytest.raises(ResourceExhaustedError, match="no space is left for"):
         next(iterator)
 
 
-def test_structures(kept: Make) -> None:
-    dataset = kept(Dataset.from_tensor_slices({"b": [b"x", b"yy"], "a": [1, 2]}).batch(2))
+def test_structures(keep_elements: Make) -> None:
+    dataset = keep_elements(Dataset.from_tensor_slices({"b": [b"x", b"yy"], "a": [1, 2]}).batch(2))
     first, second = list(dataset), list(dataset)
     assert repr(first) == repr(second)
 
 
-def test_what_cannot_be_written(kept: Make, tmp_path: Path) -> None:
-    iterator = iter(kept(Dataset.range(4).window(2)))
+def test_what_cannot_be_written(keep_elements: Make, tmp_path: Path) -> None:
+    iterator = iter(keep_elements(Dataset.range(4).window(2)))
     assert [rest(next(iterator)), rest(next(iterator))] == [[0, 1], [2, 3]]
     with pytest.raises(InvalidArgumentError, match="a Dataset inside an element cannot be written"):
         next(iterator)
@@ -527,14 +537,14 @@ def test_shards_and_their_reader(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("position", range(7))
 def test_going_on_behind_a_reader(position: int, tmp_path: Path) -> None:
-    def shuffled(shards: Dataset) -> Dataset:
+    def shuffle_shards(shards: Dataset) -> Dataset:
         return one_by_one(shards).shuffle(4)
 
-    dataset = by_parity(Dataset.range(6), tmp_path, reader_func=shuffled)
+    dataset = by_parity(Dataset.range(6), tmp_path, reader_func=shuffle_shards)
     assert rest(dataset) == [0, 1, 2, 3, 4, 5]
     iterator = read(dataset, position)
     state = iterator.state_dict()
-    assert rest(iterator) == rest(resumed(dataset, state))
+    assert rest(iterator) == rest(resume_reading(dataset, state))
 
 
 def test_a_reader_that_makes_no_dataset(tmp_path: Path) -> None:
@@ -600,7 +610,7 @@ def test_going_on_in_a_saved_dataset(position: int, tmp_path: Path) -> None:
     Dataset.range(10).save(tmp_path / "s", shard_func=lambda x: x % 3)
     dataset = Dataset.load(tmp_path / "s")
     state = read(dataset, position).state_dict()
-    assert rest(resumed(dataset, state)) == rest(dataset)[position:]
+    assert rest(resume_reading(dataset, state)) == rest(dataset)[position:]
 
 
 def test_a_damaged_shard(tmp_path: Path) -> None:

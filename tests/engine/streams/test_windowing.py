@@ -10,7 +10,7 @@ from penstock.element.chunk import Chunk
 from penstock.element.spec import TensorSpec
 from penstock.engine import inlets
 from penstock.engine.streams.sources import AccessStream
-from tests.engine.driving import drained, model, opened
+from tests.engine.driving import drain_stream, model, open_stream
 
 
 @pytest.mark.parametrize("limit", [1, 3, 1000])
@@ -31,7 +31,7 @@ def test_groups_pull_many_elements_at_once(limit: int, monkeypatch: pytest.Monke
         return chunk
 
     monkeypatch.setattr(AccessStream, "pull", note)
-    assert drained(opened(plan), limit) == expected
+    assert drain_stream(open_stream(plan), limit) == expected
     assert max(pulled) > 64
 
 

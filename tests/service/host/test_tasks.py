@@ -21,7 +21,7 @@ from penstock.service.host.tasks import FetchedChunk, Task, Tasks
 from penstock.service.protocol.data_messages import Mark
 from penstock.service.protocol.messages import Work
 from tests.effort import spread, times
-from tests.engine.driving import drained, opened
+from tests.engine.driving import drain_stream, open_stream
 from tests.engine.example_plans import for_every_operator, fresh, plans_over_sources
 from tests.engine.list_values import plain
 
@@ -50,7 +50,7 @@ def fetched(task: Task, start: int, stop: int, *more: Any) -> list[Any]:
 
 def expected_of(plan: Node) -> list[Any]:
     """What the engine gives."""
-    return drained(opened(fresh(plan)), 7)
+    return drain_stream(open_stream(fresh(plan)), 7)
 
 
 def numbers(stop: int) -> Node:
