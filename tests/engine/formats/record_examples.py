@@ -19,11 +19,11 @@ from tests.engine.formats import example_cases as cases
 CASES = pathlib.Path(__file__).parent / "cases"
 
 
-def fixed(dtype: str, shape: list[int], **more: Any) -> dict[str, Any]:
+def describe_fixed(dtype: str, shape: list[int], **more: Any) -> dict[str, Any]:
     return {"kind": "fixed", "dtype": dtype, "shape": shape, **more}
 
 
-def ragged(*partitions: tuple[str, Any], dtype: str = "int64") -> dict[str, Any]:
+def describe_ragged(*partitions: tuple[str, Any], dtype: str = "int64") -> dict[str, Any]:
     return {"kind": "ragged", "dtype": dtype, "value_key": "v", "partitions": partitions}
 
 
@@ -35,9 +35,9 @@ def example(**features: list[Any]) -> bytes:
     return bytes(message.SerializeToString(deterministic=True))
 
 
-def invented() -> list[tuple[dict[str, Any], list[bytes]]]:
+def invent_records() -> list[tuple[dict[str, Any], list[bytes]]]:
     entry, feature, field = cases.entry, cases.encode_feature, cases.field
-    one = {"x": fixed("int64", [])}
+    one = {"x": describe_fixed("int64", [])}
     ragged_x = {"x": {"kind": "ragged", "dtype": "int64"}}
     x = entry("x", feature("int64", [5]))
     name = "n" * 200
@@ -46,14 +46,14 @@ def invented() -> list[tuple[dict[str, Any], list[bytes]]]:
         (one, [field(1, x), field(1, x)]),
         (one, []),
         (ragged_x, []),
-        ({"x": fixed("string", [2])}, []),
-        ({"x": fixed("float32", [0])}, [field(1, entry("x", feature("float32", [])))]),
-        ({"x": fixed("int64", [0], default=[])}, [b""]),
+        ({"x": describe_fixed("string", [2])}, []),
+        ({"x": describe_fixed("float32", [0])}, [field(1, entry("x", feature("float32", [])))]),
+        ({"x": describe_fixed("int64", [0], default=[])}, [b""]),
         (one, [b""]),
         (ragged_x, [b"", field(1, x), b""]),
-        ({"x": fixed("int64", [], default=[9])}, [b"", field(1, x)]),
-        ({"x": fixed("int64", [2], default=[9, 8])}, [b"", field(1, x)]),
-        ({name: fixed("int64", [])}, [field(1, entry(name, feature("int64", [5])))] * 3),
+        ({"x": describe_fixed("int64", [], default=[9])}, [b"", field(1, x)]),
+        ({"x": describe_fixed("int64", [2], default=[9, 8])}, [b"", field(1, x)]),
+        ({name: describe_fixed("int64", [])}, [field(1, entry(name, feature("int64", [5])))] * 3),
         (one, [field(1, entry(name, feature("int64", [5])) + x)] * 3),
         (one, [field(1, x) + field(1, entry("x", feature("int64", [6])))]),
         (one, [field(1, x + field(2, b"in the map"))]),
@@ -73,24 +73,36 @@ def invented() -> list[tuple[dict[str, Any], list[bytes]]]:
             [field(1, entry("x", b"\x12\x08\n\x06" + b"\0\0\x80\x3f\0\0"))],
         ),
         (
-            {"r": ragged(("RowLengths", "p"))},
+            {"r": describe_ragged(("RowLengths", "p"))},
             [example(**values, p=[2, 0, 4]), example(p=[]), example(v=[7], p=[1])],
         ),
-        ({"r": ragged(("RowSplits", "p"))}, [example(**values, p=[0, 2, 2, 6]), example(p=[0])]),
-        ({"r": ragged(("RowStarts", "p"))}, [example(**values, p=[0, 1]), example(v=[7], p=[0])]),
-        ({"r": ragged(("RowLimits", "p"))}, [example(**values, p=[1, 6]), example(v=[7], p=[1])]),
-        ({"r": ragged(("ValueRowIds", "p"))}, [example(**values, p=[0, 0, 2, 2, 2, 3])] * 2),
-        ({"r": ragged(("UniformRowLength", 2))}, [example(**values), example(v=[7, 8])]),
         (
-            {"r": ragged(("RowLengths", "p"), ("RowLengths", "q"))},
+            {"r": describe_ragged(("RowSplits", "p"))},
+            [example(**values, p=[0, 2, 2, 6]), example(p=[0])],
+        ),
+        (
+            {"r": describe_ragged(("RowStarts", "p"))},
+            [example(**values, p=[0, 1]), example(v=[7], p=[0])],
+        ),
+        (
+            {"r": describe_ragged(("RowLimits", "p"))},
+            [example(**values, p=[1, 6]), example(v=[7], p=[1])],
+        ),
+        (
+            {"r": describe_ragged(("ValueRowIds", "p"))},
+            [example(**values, p=[0, 0, 2, 2, 2, 3])] * 2,
+        ),
+        ({"r": describe_ragged(("UniformRowLength", 2))}, [example(**values), example(v=[7, 8])]),
+        (
+            {"r": describe_ragged(("RowLengths", "p"), ("RowLengths", "q"))},
             [example(**values, p=[1, 2], q=[3, 2, 1]), example(v=[7], p=[1], q=[1])],
         ),
         (
-            {"r": ragged(("RowLengths", "p"), ("UniformRowLength", 3))},
+            {"r": describe_ragged(("RowLengths", "p"), ("UniformRowLength", 3))},
             [example(**values, p=[2, 0]), example(v=[7, 8, 9], p=[1])],
         ),
         (
-            {"r": ragged(("UniformRowLength", 2), ("RowSplits", "p"))},
+            {"r": describe_ragged(("UniformRowLength", 2), ("RowSplits", "p"))},
             [example(**values, p=[0, 1, 6]), example(v=[7], p=[0, 0, 1])],
         ),
     ]
@@ -144,7 +156,7 @@ def write(name: str, recorded: list[dict[str, Any]]) -> None:
     (CASES / name).write_text(f"[\n{lines}\n]\n")
 
 
-def serialized() -> list[dict[str, Any]]:
+def serialize_examples() -> list[dict[str, Any]]:
     """Examples as protobuf serializes them."""
     several = [
         {"a": [1, -1, 1 << 40], "b": [0.5], "c": ["x", ""]},
@@ -170,7 +182,7 @@ def serialized() -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    recorded = [record(features, records) for features, records in invented()]
+    recorded = [record(features, records) for features, records in invent_records()]
     for seed in range(110):
         draw = random.Random(seed)
         case = cases.draw_case(draw, draw.choice([0, 0.2, 0.4]))
@@ -183,7 +195,7 @@ def main() -> None:
         case = cases.draw_sequence_case(draw, draw.choice([0, 0.2, 0.4]))
         sequences.append(record_sequences(case))
     write("sequences.json", sequences)
-    write("serialized.json", serialized())
+    write("serialized.json", serialize_examples())
 
 
 if __name__ == "__main__":

@@ -748,7 +748,7 @@ def test_arrow_files_of_other_programs(tmp_path: Path) -> None:
 # Files with right checksums that make no sense
 
 
-class Crafted(NamedTuple):
+class CraftedChunk(NamedTuple):
     """A schema and a record batch."""
 
     structure: Any = "*"
@@ -772,69 +772,69 @@ def int32s(*values: int) -> list[bytes]:
 
 LONG_SHAPE = int64s(*[1] * 65)
 
-WITHOUT_SENSE: dict[str, Crafted] = {
-    "structure": Crafted(structure=["tuple"]),
-    "two leaves": Crafted(structure=["tuple", ["*", "*"]]),
-    "no structure": Crafted(structure=None),
-    "wrong leaf": Crafted(leaf=1),
-    "leaf of text": Crafted(leaf="0"),
-    "unknown layout": Crafted(layout=["spam"]),
-    "no layout": Crafted(layout=3),
-    "dtype": Crafted(layout=["number", "int99"]),
-    "dtype of strings": Crafted(layout=["number", "string"]),
-    "negative size": Crafted(layout=["fixed", [-1], NUMBER]),
-    "huge size": Crafted(layout=["fixed", [1 << 62], NUMBER]),
-    "many dimensions": Crafted(layout=["fixed", [1] * 65, NUMBER]),
-    "size of text": Crafted(layout=["fixed", ["1"], NUMBER]),
-    "fixed lists": Crafted(layout=["fixed", [1], ["list", "int64", NUMBER]]),
-    "list of nothing": Crafted(layout=["list", "int64", ["none"]]),
-    "row splits of floats": Crafted(layout=["list", "float64", NUMBER]),
-    "rank 0": Crafted(layout=["varied", 0, NUMBER]),
-    "rank 65": Crafted(layout=["varied", 65, NUMBER]),
-    "varied lists": Crafted(layout=["varied", 1, ["list", "int64", NUMBER]]),
-    "no rows": Crafted(rows=0),
-    "many rows": Crafted(layout=["none"], rows=1 << 21, buffers=()),
-    "too few values": Crafted(rows=2),
-    "too few buffers": Crafted(buffers=[[]]),
-    "too many buffers": Crafted(buffers=[[], [bytes(8)], []]),
-    "missing values": Crafted(buffers=[[bytes(8)], [bytes(8)]]),
-    "fixed": Crafted(layout=["fixed", [1 << 30], NUMBER], buffers=[[], [], [bytes(8)]]),
-    "strings begin late": Crafted(layout=TEXT, buffers=[[], int64s(1, 2), [b"ab"]]),
-    "strings fall": Crafted(layout=TEXT, rows=2, buffers=[[], int64s(0, 2, 1), [b"ab"]]),
-    "long strings": Crafted(layout=TEXT, buffers=[[], int64s(0, 1 << 40), [b"ab"]]),
-    "row splits rise from 1": Crafted(
+WITHOUT_SENSE: dict[str, CraftedChunk] = {
+    "structure": CraftedChunk(structure=["tuple"]),
+    "two leaves": CraftedChunk(structure=["tuple", ["*", "*"]]),
+    "no structure": CraftedChunk(structure=None),
+    "wrong leaf": CraftedChunk(leaf=1),
+    "leaf of text": CraftedChunk(leaf="0"),
+    "unknown layout": CraftedChunk(layout=["spam"]),
+    "no layout": CraftedChunk(layout=3),
+    "dtype": CraftedChunk(layout=["number", "int99"]),
+    "dtype of strings": CraftedChunk(layout=["number", "string"]),
+    "negative size": CraftedChunk(layout=["fixed", [-1], NUMBER]),
+    "huge size": CraftedChunk(layout=["fixed", [1 << 62], NUMBER]),
+    "many dimensions": CraftedChunk(layout=["fixed", [1] * 65, NUMBER]),
+    "size of text": CraftedChunk(layout=["fixed", ["1"], NUMBER]),
+    "fixed lists": CraftedChunk(layout=["fixed", [1], ["list", "int64", NUMBER]]),
+    "list of nothing": CraftedChunk(layout=["list", "int64", ["none"]]),
+    "row splits of floats": CraftedChunk(layout=["list", "float64", NUMBER]),
+    "rank 0": CraftedChunk(layout=["varied", 0, NUMBER]),
+    "rank 65": CraftedChunk(layout=["varied", 65, NUMBER]),
+    "varied lists": CraftedChunk(layout=["varied", 1, ["list", "int64", NUMBER]]),
+    "no rows": CraftedChunk(rows=0),
+    "many rows": CraftedChunk(layout=["none"], rows=1 << 21, buffers=()),
+    "too few values": CraftedChunk(rows=2),
+    "too few buffers": CraftedChunk(buffers=[[]]),
+    "too many buffers": CraftedChunk(buffers=[[], [bytes(8)], []]),
+    "missing values": CraftedChunk(buffers=[[bytes(8)], [bytes(8)]]),
+    "fixed": CraftedChunk(layout=["fixed", [1 << 30], NUMBER], buffers=[[], [], [bytes(8)]]),
+    "strings begin late": CraftedChunk(layout=TEXT, buffers=[[], int64s(1, 2), [b"ab"]]),
+    "strings fall": CraftedChunk(layout=TEXT, rows=2, buffers=[[], int64s(0, 2, 1), [b"ab"]]),
+    "long strings": CraftedChunk(layout=TEXT, buffers=[[], int64s(0, 1 << 40), [b"ab"]]),
+    "row splits rise from 1": CraftedChunk(
         layout=["list", "int64", NUMBER], buffers=[[], int64s(1, 1), [], int64s(0)]
     ),
-    "row splits fall": Crafted(
+    "row splits fall": CraftedChunk(
         layout=["list", "int64", NUMBER], rows=2, buffers=[[], int64s(0, 2, 1), [], int64s(0)]
     ),
-    "negative row splits": Crafted(
+    "negative row splits": CraftedChunk(
         layout=["list", "int64", NUMBER], buffers=[[], int64s(0, -1), [], int64s(0)]
     ),
-    "shapes that do not fit": Crafted(
+    "shapes that do not fit": CraftedChunk(
         layout=["varied", 2, NUMBER],
         buffers=[[], [], int32s(0, 2), [], int64s(7, 7), [], [], int32s(2, 2)],
     ),
-    "a negative dimension": Crafted(
+    "a negative dimension": CraftedChunk(
         layout=["varied", 2, NUMBER],
         buffers=[[], [], int32s(0, 2), [], int64s(7, 7), [], [], int32s(-1, -2)],
     ),
-    "dimensions that fall": Crafted(
+    "dimensions that fall": CraftedChunk(
         layout=["varied", None, NUMBER],
         rows=2,
         buffers=[[], [], int64s(0, 1, 2), [], int64s(7, 7), [], int64s(0, 2, 1), [], int64s(1, 1)],
     ),
-    "a negative dimension of any rank": Crafted(
+    "a negative dimension of any rank": CraftedChunk(
         layout=["varied", None, NUMBER],
         rows=2,
         buffers=[[], [], int64s(0, 1, 2), [], int64s(7, 7), [], int64s(0, 0, 1), [], int64s(-1)],
     ),
-    "a rank above 64": Crafted(
+    "a rank above 64": CraftedChunk(
         layout=["varied", None, NUMBER],
         rows=2,
         buffers=[[], [], int64s(0, 1, 2), [], int64s(7, 7), [], int64s(0, 0, 65), [], LONG_SHAPE],
     ),
-    "single values that are two": Crafted(
+    "single values that are two": CraftedChunk(
         layout=["varied", None, NUMBER],
         rows=2,
         buffers=[[], [], int64s(0, 2, 3), [], int64s(7, 7, 7), [], int64s(0, 0, 1), [], int64s(1)],
@@ -842,7 +842,7 @@ WITHOUT_SENSE: dict[str, Crafted] = {
 }
 
 
-def craft(path: Path, crafted: Crafted) -> str:
+def craft(path: Path, crafted: CraftedChunk) -> str:
     """Writes a file whose checksums are right."""
     out = ArrowOut(str(path), "NONE", "test")
     table = Schema(crafted.structure, []).table()
@@ -857,7 +857,7 @@ def craft(path: Path, crafted: Crafted) -> str:
 
 
 def test_a_crafted_file_that_makes_sense(tmp_path: Path) -> None:
-    assert elements_of(craft(tmp_path / "f", Crafted())) == [0]
+    assert elements_of(craft(tmp_path / "f", CraftedChunk())) == [0]
 
 
 @pytest.mark.parametrize("name", WITHOUT_SENSE)

@@ -264,7 +264,7 @@ def test_many_examples_of_different_sizes_are_parsed(decoder):
 
 
 @pytest.fixture
-def parsed(tmp_path):
+def parsed_dataset(tmp_path):
     """A dataset that parses batches of records from two files."""
     paths = [str(tmp_path / f"{number}.tfrecord") for number in range(2)]
     for number, path in enumerate(paths):
@@ -283,16 +283,16 @@ def plain(elements):
     return [{name: cases.to_plain(value) for name, value in one.items()} for one in elements]
 
 
-def test_workers_parse_what_is_parsed_locally(parsed):
-    remote = parsed.apply(service.distribute("distributed_epoch", "local://2"))
-    assert plain(remote) == plain(parsed)
-    assert [number for one in plain(parsed) for number in one["number"]] == list(range(20))
+def test_workers_parse_what_is_parsed_locally(parsed_dataset):
+    remote = parsed_dataset.apply(service.distribute("distributed_epoch", "local://2"))
+    assert plain(remote) == plain(parsed_dataset)
+    assert [number for one in plain(parsed_dataset) for number in one["number"]] == list(range(20))
 
 
-def test_parsed_batches_can_be_resumed_from_every_one(parsed):
-    expected, iterator = plain(parsed), iter(parsed)
+def test_parsed_batches_can_be_resumed_from_every_one(parsed_dataset):
+    expected, iterator = plain(parsed_dataset), iter(parsed_dataset)
     for number in range(len(expected) + 1):
-        resumed = iter(parsed)
+        resumed = iter(parsed_dataset)
         resumed.load_state_dict(iterator.state_dict())
         assert plain(resumed) == expected[number:]
         next(iterator, None)

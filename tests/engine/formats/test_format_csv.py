@@ -63,7 +63,7 @@ def test_grammar(
     assert rows(tmp_path / "file", buffer_size=buffer_size, **options) == expected
 
 
-def written(text: str, always_quoted: bool) -> str:
+def quote_field(text: str, always_quoted: bool) -> str:
     if always_quoted or set(text) & set(',"\r\n'):
         return '"' + text.replace('"', '""') + '"'
     return text
@@ -86,7 +86,7 @@ def test_reads_what_was_written(
     buffer_size: int,
     limit: int,
 ) -> None:
-    lines = (",".join(written(text, always_quoted) for text in row) + line_end for row in table)
+    lines = (",".join(quote_field(text, always_quoted) for text in row) + line_end for row in table)
     file.write_bytes("".join(lines).encode())
     assert rows(file, limit, buffer_size=buffer_size) == table
 

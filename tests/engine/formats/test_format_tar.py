@@ -80,7 +80,7 @@ def write(path, samples):
     return str(path)
 
 
-def numbered(count, first=0):
+def number_samples(count, first=0):
     return [{"__key__": f"{n:03}", "txt": f"text {n}"} for n in range(first, first + count)]
 
 
@@ -136,7 +136,7 @@ def test_an_archive_that_is_cut_off_while_it_is_read_is_an_error(tmp_path):
 
 @pytest.fixture(params=["tar", "tar.gz", "tgz"])
 def archives(request, tmp_path):
-    return [write(tmp_path / f"{n}.{request.param}", numbered(4, 4 * n)) for n in range(3)]
+    return [write(tmp_path / f"{n}.{request.param}", number_samples(4, 4 * n)) for n in range(3)]
 
 
 def test_every_element_can_be_resumed_from(archives):
@@ -186,7 +186,7 @@ def test_a_truncated_archive_is_an_error_after_the_samples_before(size, tmp_path
 
 
 def test_a_compressed_archive_is_read_to_its_checksum(tmp_path):
-    whole = pathlib.Path(write(tmp_path / "x.tar", numbered(3))).read_bytes()
+    whole = pathlib.Path(write(tmp_path / "x.tar", number_samples(3))).read_bytes()
     packed = bytearray(gzip.compress(whole, compresslevel=0))
     packed[packed.find(b"text 1")] ^= 1
     (tmp_path / "x.tar.gz").write_bytes(packed)
@@ -203,7 +203,7 @@ def test_a_compressed_archive_is_read_to_its_checksum(tmp_path):
 
 
 def test_filling_behind_a_compressed_archive_is_passed_over(tmp_path):
-    whole = pathlib.Path(write(tmp_path / "x.tar", numbered(3))).read_bytes()
+    whole = pathlib.Path(write(tmp_path / "x.tar", number_samples(3))).read_bytes()
     (tmp_path / "x.tar.gz").write_bytes(gzip.compress(whole) + bytes(512))
     assert len(list(Dataset.from_tar(tmp_path / "x.tar.gz"))) == 3
 
@@ -275,7 +275,7 @@ def header_with(**fields):
     return bytes(header)
 
 
-def extended(text):
+def build_extended_header(text):
     with io.BytesIO() as out:
         with tarfile.open(fileobj=out, mode="w") as archive:
             one = tarfile.TarInfo("x")
@@ -289,9 +289,9 @@ def extended(text):
     [
         (b"no archive" * 100, "damaged at byte 0: .*; is it a tar file"),
         (header_with(kind=b"S"), "sparse members are not supported; write .*sparse$"),
-        (extended(b"22 GNU.sparse.major=1\n"), "sparse members are not supported"),
+        (build_extended_header(b"22 GNU.sparse.major=1\n"), "sparse members are not supported"),
         (header_with(size=b"-0000001000\0"), "byte 0: a header states a negative size"),
-        (extended(b"what is this"), "an extended header is malformed"),
+        (build_extended_header(b"what is this"), "an extended header is malformed"),
         (b"", "the archive ends without its end mark"),
         (bz2.compress(b"archive"), "it is compressed by bzip2: unpack it, or name what gzip"),
         (lzma.compress(b"archive"), "it is compressed by xz: unpack it, or name what gzip"),
@@ -324,7 +324,7 @@ def test_an_archive_without_samples_is_refused(tmp_path):
     ):
         Dataset.from_tar(path)
     assert list(Dataset.from_tar(path, columns=["txt"])) == []
-    write(tmp_path / "y.tar", numbered(1))
+    write(tmp_path / "y.tar", number_samples(1))
     for index in (False, str(tmp_path / "indexes")):
         both = Dataset.from_tar([path, tmp_path / "y.tar"], index=index)
         assert [sample["__key__"] for sample in both] == [b"000"]

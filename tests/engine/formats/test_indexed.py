@@ -230,11 +230,11 @@ def test_only_what_is_used_is_read(kind, tmp_path, monkeypatch):
     places = []
     read = record_spans.LocalBytes.read
 
-    def counted(self, spans):
+    def note_spans(self, spans):
         places.extend(stop - start for start, stop in spans)
         return read(self, spans)
 
-    monkeypatch.setattr(record_spans.LocalBytes, "read", counted)
+    monkeypatch.setattr(record_spans.LocalBytes, "read", note_spans)
     assert len(list(dataset.shard(10, 3))) == 10
     assert sum(places) < os.path.getsize(path) / 9
     places.clear()
@@ -247,11 +247,11 @@ def test_a_scan_leaves_out_the_data_of_long_records(tmp_path, monkeypatch):
     sizes = []
     read = indexed.read_exactly
 
-    def counted(file, start, count):
+    def note_count(file, start, count):
         sizes.append(count)
         return read(file, start, count)
 
-    monkeypatch.setattr(indexed, "read_exactly", counted)
+    monkeypatch.setattr(indexed, "read_exactly", note_count)
     starts = indexed.scan_tfrecords(path, "test")
     assert len(starts) == 37
     assert starts[-1] == os.path.getsize(path)

@@ -19,12 +19,12 @@ from penstock.errors import AlreadyExistsError, NotFoundError
 SLEEPER = [sys.executable, "-c", "import sys; print('ready', flush=True); sys.stdin.read()"]
 
 
-class Cleaned(list[str]):
+class CleanedTokens(list[str]):
     """The tokens that were given to `clean`."""
 
 
-def lock_at(path: Path, cleaned: Cleaned | None = None) -> LockFile:
-    cleaned = Cleaned() if cleaned is None else cleaned
+def lock_at(path: Path, cleaned: CleanedTokens | None = None) -> LockFile:
+    cleaned = CleanedTokens() if cleaned is None else cleaned
     return LockFile(str(path), "the cache", "Dataset.cache", cleaned.append)
 
 
@@ -84,7 +84,7 @@ def test_a_living_process(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("changes", [{"started": "1"}, {"started": None}, {"pid": "nobody"}])
 def test_the_number_of_a_dead_process(changes: Any, tmp_path: Path) -> None:
-    cleaned = Cleaned()
+    cleaned = CleanedTokens()
     hold(tmp_path / "lock", **changes)
     lock = lock_at(tmp_path / "lock", cleaned)
     lock.acquire()
@@ -94,7 +94,7 @@ def test_the_number_of_a_dead_process(changes: Any, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"token": "../../etc"}'])
 def test_locks_that_say_nothing(content: str, tmp_path: Path) -> None:
-    cleaned = Cleaned()
+    cleaned = CleanedTokens()
     (tmp_path / "lock").write_text(content)
     lock = lock_at(tmp_path / "lock", cleaned)
     lock.acquire()
@@ -133,7 +133,7 @@ def test_a_lock_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_systems_without_proc(monkeypatch: pytest.MonkeyPatch) -> None:
-    def forbidden(pid: int, number: int) -> None:
+    def forbid_signal(pid: int, number: int) -> None:
         raise PermissionError
 
     process = subprocess.Popen([sys.executable, "-c", ""])
@@ -141,7 +141,7 @@ def test_systems_without_proc(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os.path, "exists", lambda path: False)
     assert locks._start_of(os.getpid()) == "running"
     assert locks._start_of(process.pid) is None
-    monkeypatch.setattr(os, "kill", forbidden)
+    monkeypatch.setattr(os, "kill", forbid_signal)
     assert locks._start_of(1) == "running"
     monkeypatch.setattr(os, "name", "nt")
     monkeypatch.setattr(os, "kill", None)

@@ -24,11 +24,11 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     def count(owner: Any, name: str) -> None:
         call = getattr(owner, name)
 
-        def counted(*args: Any, **options: Any) -> Any:
+        def count_call(*args: Any, **options: Any) -> Any:
             counts[name] += 1
             return call(*args, **options)
 
-        monkeypatch.setattr(owner, name, counted)
+        monkeypatch.setattr(owner, name, count_call)
 
     count(ast, "literal_eval")
     count(pa.ipc, "open_file")

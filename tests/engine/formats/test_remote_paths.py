@@ -50,7 +50,7 @@ def csv(path: Any) -> Dataset:
     return CsvDataset(path, ["int64", "string"])
 
 
-def fixed(path: Any) -> Dataset:
+def read_fixed(path: Any) -> Dataset:
     return FixedLengthRecordDataset(path, 7, header_bytes=2)
 
 
@@ -67,7 +67,7 @@ READERS = {
     "tfrecord": Reader(TFRecordDataset, ("records-0.tfrecord", "records-1.tfrecord")),
     "tfrecord-index": Reader(indexed_records, ("records-0.tfrecord", "records-1.tfrecord")),
     "csv": Reader(csv, ("rows-0.csv", "rows-1.csv")),
-    "fixed": Reader(fixed, ("fixed-0.bin", "fixed-1.bin")),
+    "fixed": Reader(read_fixed, ("fixed-0.bin", "fixed-1.bin")),
     "parquet": Reader(Dataset.from_parquet, ("table-0.parquet", "table-1.parquet")),
     "arrow": Reader(Dataset.from_arrow, ("table-0.arrow", "table-1.arrow")),
     "arrow-stream": Reader(Dataset.from_arrow, ("table-0.stream", "table-1.stream")),

@@ -66,7 +66,7 @@ def numbers(*values: int) -> Iterator[Chunk]:
     return iter([Chunk.of([np.int64(value)]) for value in values])
 
 
-def loaded(path: Path, **options: Any) -> list[Any]:
+def load_numbers(path: Path, **options: Any) -> list[Any]:
     return [int(element) for element in Dataset.load(path, **options)]
 
 
@@ -77,7 +77,7 @@ def test_the_files(tmp_path: Path) -> None:
         "dataset_spec.json",
         "snapshot.metadata",
     ]
-    assert loaded(tmp_path / "s") == [0, 1, 2, 3, 4]
+    assert load_numbers(tmp_path / "s") == [0, 1, 2, 3, 4]
     assert len(Dataset.load(tmp_path / "s")) == 5
     assert Dataset.load(tmp_path / "s").element_spec == INT
 
@@ -116,9 +116,11 @@ def test_ragged_elements(tmp_path: Path) -> None:
 
 def test_nothing_saved_is_nothing_loaded(tmp_path: Path) -> None:
     Dataset.range(0).save(tmp_path / "s")
-    assert loaded(tmp_path / "s") == []
+    assert load_numbers(tmp_path / "s") == []
     assert len(Dataset.load(tmp_path / "s")) == 0
-    assert loaded(tmp_path / "s", reader_func=lambda shards: shards.flat_map(lambda x: x)) == []
+    assert (
+        load_numbers(tmp_path / "s", reader_func=lambda shards: shards.flat_map(lambda x: x)) == []
+    )
 
 
 def test_what_is_not_saved_yet_may_be_waited_for(
@@ -132,7 +134,7 @@ def test_what_is_not_saved_yet_may_be_waited_for(
 
     monkeypatch.setattr(saved.time, "sleep", sleep)
     monkeypatch.setattr(saved, "_WARN", -1.0)
-    assert loaded(tmp_path / "s", wait=True) == [0, 1]
+    assert load_numbers(tmp_path / "s", wait=True) == [0, 1]
     assert next(looks) == 4
     assert "waiting for 0 s" in caplog.text
     with pytest.raises(NotFoundError, match="holds no saved dataset"):
@@ -253,7 +255,7 @@ def test_metadata_without_sense(change: Any, problem: str, tmp_path: Path) -> No
     with pytest.raises(DataLossError, match=problem):
         Dataset.load(tmp_path / "s")
     Dataset.range(4).save(tmp_path / "s")
-    assert loaded(tmp_path / "s") == [0, 1, 2, 3]
+    assert load_numbers(tmp_path / "s") == [0, 1, 2, 3]
 
 
 # Shards
@@ -261,8 +263,8 @@ def test_metadata_without_sense(change: Any, problem: str, tmp_path: Path) -> No
 
 def test_shards(tmp_path: Path) -> None:
     Dataset.range(6).save(tmp_path / "s", shard_func=lambda x: (x + 1) % 2)
-    assert loaded(tmp_path / "s") == [1, 3, 5, 0, 2, 4]
-    in_turn = loaded(
+    assert load_numbers(tmp_path / "s") == [1, 3, 5, 0, 2, 4]
+    in_turn = load_numbers(
         tmp_path / "s", reader_func=lambda s: s.interleave(lambda x: x, cycle_length=2)
     )
     assert in_turn == [1, 0, 3, 2, 5, 4]
@@ -273,7 +275,7 @@ def test_shards(tmp_path: Path) -> None:
 def test_more_shards_than_open_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(saved, "_OPEN_FILES", 2)
     Dataset.range(30).save(tmp_path / "s", shard_func=lambda x: x % 7)
-    assert loaded(tmp_path / "s") == sorted(range(30), key=lambda x: (x % 7, x))
+    assert load_numbers(tmp_path / "s") == sorted(range(30), key=lambda x: (x % 7, x))
 
 
 @pytest.mark.parametrize("number", [-1, None, "a", np.arange(2), 1 << 63])
@@ -299,7 +301,7 @@ def test_saving_again_replaces(tmp_path: Path) -> None:
     (tmp_path / "s" / "notes.txt").write_text("mine")
     Dataset.range(6).save(tmp_path / "s", shard_func=lambda x: x % 2)
     Dataset.range(7, 9).save(tmp_path / "s")
-    assert loaded(tmp_path / "s") == [7, 8]
+    assert load_numbers(tmp_path / "s") == [7, 8]
     assert len(list((tmp_path / "s").rglob("*.snapshot"))) == 1
     # What is not its own is left alone, even if it looks like a run.
     assert (tmp_path / "s" / "123456789").is_dir()
@@ -309,7 +311,7 @@ def test_saving_again_replaces(tmp_path: Path) -> None:
 def test_a_dataset_may_replace_itself(tmp_path: Path) -> None:
     Dataset.range(3).save(tmp_path / "s")
     Dataset.load(tmp_path / "s").map(lambda x: x * 2).save(tmp_path / "s")
-    assert loaded(tmp_path / "s") == [0, 2, 4]
+    assert load_numbers(tmp_path / "s") == [0, 2, 4]
 
 
 def test_a_dataset_that_was_loaded_before(tmp_path: Path) -> None:
@@ -330,7 +332,7 @@ def test_a_save_that_fails_changes_nothing(tmp_path: Path) -> None:
     with pytest.raises(UnknownError, match="Dataset.map: .* failed for element 3"):
         Dataset.range(6).map(lambda x: 1 // int(x - 3)).save(tmp_path / "s")
     assert sorted((tmp_path / "s").rglob("*")) == before
-    assert loaded(tmp_path / "s") == [0, 1, 2]
+    assert load_numbers(tmp_path / "s") == [0, 1, 2]
 
 
 def test_two_at_once(tmp_path: Path) -> None:
@@ -343,7 +345,7 @@ def test_two_at_once(tmp_path: Path) -> None:
         yield from numbers(3)
 
     saved.save(path, chunks(), INT, None, None)
-    assert loaded(tmp_path / "s") == [1, 3]
+    assert load_numbers(tmp_path / "s") == [1, 3]
 
 
 def test_whose_lock_was_taken_does_not_win(tmp_path: Path) -> None:
@@ -356,7 +358,7 @@ def test_whose_lock_was_taken_does_not_win(tmp_path: Path) -> None:
 
     with pytest.raises(AbortedError, match="Dataset.save: another writer has begun to write"):
         saved.save(path, chunks(), INT, None, None)
-    assert loaded(tmp_path / "s") == [2]
+    assert load_numbers(tmp_path / "s") == [2]
     assert tree(tmp_path / "s") == [
         "N/N.shard/N.snapshot",
         "dataset_spec.json",
@@ -380,7 +382,7 @@ def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ResourceExhaustedError, match="Dataset.save: no space is left for .*; free"):
         Dataset.range(1000).save(tmp_path / "s")
     assert sorted((tmp_path / "s").rglob("*")) == before
-    assert loaded(tmp_path / "s") == [0, 1, 2]
+    assert load_numbers(tmp_path / "s") == [0, 1, 2]
 
 
 def test_a_disk_that_is_full_at_the_very_end(
@@ -435,7 +437,7 @@ def test_killed_at_the_first_save(tmp_path: Path) -> None:
     with pytest.raises(NotFoundError, match="holds no saved dataset"):
         Dataset.load(tmp_path / "s")
     Dataset.range(3).save(tmp_path / "s")
-    assert loaded(tmp_path / "s") == [0, 1, 2]
+    assert load_numbers(tmp_path / "s") == [0, 1, 2]
     assert tree(tmp_path / "s") == [
         "N/N.shard/N.snapshot",
         "dataset_spec.json",
@@ -446,7 +448,7 @@ def test_killed_at_the_first_save(tmp_path: Path) -> None:
 def test_killed_at_a_later_save(tmp_path: Path) -> None:
     Dataset.range(2).save(tmp_path / "s")
     killed_while_saving(tmp_path / "s")
-    assert loaded(tmp_path / "s") == [0, 1]
+    assert load_numbers(tmp_path / "s") == [0, 1]
     Dataset.range(3).save(tmp_path / "s")
     assert tree(tmp_path / "s") == [
         "N/N.shard/N.snapshot",
@@ -467,7 +469,7 @@ def test_killed_right_after_the_commit(tmp_path: Path, monkeypatch: pytest.Monke
     (tmp_path / "s" / "lockfile").write_text(json.dumps(lock | {"token": run}))
     with pytest.raises(UnknownError, match="failed for element 0"):
         Dataset.range(2).map(lambda x: 1 // int(x)).save(tmp_path / "s")
-    assert loaded(tmp_path / "s") == [0, 1, 2]
+    assert load_numbers(tmp_path / "s") == [0, 1, 2]
     assert tree(tmp_path / "s") == [
         "N/N.shard/N.snapshot",
         "dataset_spec.json",
@@ -482,13 +484,13 @@ def test_other_file_systems() -> None:
     path = "memory://saved/s"
     try:
         Dataset.range(6).save(path, shard_func=lambda x: x % 2, compression="GZIP")
-        assert loaded(path, compression="GZIP") == [0, 2, 4, 1, 3, 5]  # type: ignore[arg-type]
+        assert load_numbers(path, compression="GZIP") == [0, 2, 4, 1, 3, 5]  # type: ignore[arg-type]
         Dataset.range(3).save(path)
-        assert loaded(path) == [0, 1, 2]  # type: ignore[arg-type]
+        assert load_numbers(path) == [0, 1, 2]  # type: ignore[arg-type]
         assert len(list(MemoryFileSystem().find("/saved/s"))) == 3
         with pytest.raises(UnknownError, match="failed for element 0"):
             Dataset.range(2).map(lambda x: 1 // int(x)).save(path)
-        assert loaded(path) == [0, 1, 2]  # type: ignore[arg-type]
+        assert load_numbers(path) == [0, 1, 2]  # type: ignore[arg-type]
         assert len(list(MemoryFileSystem().find("/saved/s"))) == 3
     finally:
         MemoryFileSystem().rm("/saved", recursive=True)

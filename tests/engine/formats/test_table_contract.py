@@ -40,7 +40,7 @@ def elements(dataset: Any) -> list[Any]:
     return [plain(element) for element in dataset]
 
 
-def moved(sample: Sample, path: str) -> Dataset:
+def open_sample(sample: Sample, path: str) -> Dataset:
     """The same source, read from another path."""
     if sample.open is not None:
         return sample.open(path)
@@ -122,7 +122,7 @@ def test_files_at_any_url(name: str) -> None:
     url = f"memory://tables/{Path(sample.path).name}"
     with fsspec.open(url, "wb") as file:
         file.write(Path(sample.path).read_bytes())
-    assert elements(moved(sample, url)) == sample.expected()
+    assert elements(open_sample(sample, url)) == sample.expected()
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -131,9 +131,11 @@ def test_several_files_are_one_after_the_other(name: str, tmp_path: Path) -> Non
     suffix = "".join(Path(sample.path).suffixes)
     for number in range(12):
         shutil.copy(sample.path, tmp_path / f"part-{number:02}{suffix}")
-    three = moved(sample, str(tmp_path / f"part-{{09..11}}{suffix}"))
+    three = open_sample(sample, str(tmp_path / f"part-{{09..11}}{suffix}"))
     assert elements(three) == sample.expected() * 3
-    assert elements(moved(sample, str(tmp_path / f"part-*{suffix}"))) == sample.expected() * 12
+    assert (
+        elements(open_sample(sample, str(tmp_path / f"part-*{suffix}"))) == sample.expected() * 12
+    )
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -147,7 +149,7 @@ def test_a_file_that_is_cut_short_is_an_error_that_names_it(name: str, tmp_path:
         with pytest.raises(
             OpError, match=f"{path}.*(damaged|complete|not an Arrow|ends|no lines|not a row)"
         ):
-            elements(moved(sample, str(path)))
+            elements(open_sample(sample, str(path)))
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -156,7 +158,7 @@ def test_another_kind_of_file_is_an_error_that_names_it(name: str, tmp_path: Pat
     path = tmp_path / f"other{''.join(Path(sample.path).suffixes)}"
     path.write_bytes(b"this is text, and no table" * 100)
     with pytest.raises(OpError, match=str(path)):
-        elements(moved(sample, str(path)))
+        elements(open_sample(sample, str(path)))
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -174,7 +176,7 @@ def test_damaged_bytes_are_never_another_kind_of_error(name: str, tmp_path: Path
 def error_of(sample: Sample, path: str) -> str:
     """Which file the error of reading names; empty if there is no error."""
     try:
-        elements(moved(sample, path))
+        elements(open_sample(sample, path))
     except OpError as error:
         return path if path in str(error) else str(error)
     return ""
@@ -185,7 +187,7 @@ def test_a_file_that_changed_is_an_error(name: str, tmp_path: Path) -> None:
     sample = TABLES[name]
     path = tmp_path / Path(sample.path).name
     shutil.copy(sample.path, path)
-    dataset = moved(sample, str(path))
+    dataset = open_sample(sample, str(path))
     path.write_bytes(path.read_bytes() + b"more")
     with pytest.raises(OpError, match=f"{path}.* has changed since the dataset was made"):
         elements(dataset)
@@ -198,12 +200,12 @@ def test_a_file_that_changed_is_an_error(name: str, tmp_path: Path) -> None:
 def test_missing_files_and_folders_are_errors(name: str, tmp_path: Path) -> None:
     sample = FILES[name]
     with pytest.raises(OpError, match="does not exist"):
-        elements(moved(sample, str(tmp_path / "missing")))
+        elements(open_sample(sample, str(tmp_path / "missing")))
     folder = r"is a folder; name the files in it|index\.json' does not exist"
     with pytest.raises(OpError, match=folder):
-        elements(moved(sample, str(tmp_path)))
+        elements(open_sample(sample, str(tmp_path)))
     with pytest.raises(OpError, match="no file matches"):
-        elements(moved(sample, str(tmp_path / "*.none")))
+        elements(open_sample(sample, str(tmp_path / "*.none")))
 
 
 def test_a_row_group_that_is_damaged_is_named(tmp_path: Path) -> None:
