@@ -84,7 +84,7 @@ def until(condition: Callable[[], Any]) -> Any:
     return found
 
 
-def settled(what: Callable[[], Any]) -> Any:
+def wait_until_settled(what: Callable[[], Any]) -> Any:
     """What something is, once it has been the same for a while."""
     found = [what()]
 

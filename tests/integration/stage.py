@@ -36,7 +36,7 @@ class Stage:
         if not kept:
             at = command.index("--work-dir")
             del command[at : at + 2]
-        return self._started(command, source)
+        return self._start_program(command, source)
 
     def worker(self, port: int = 0) -> service.WorkerServer:
         """A worker in this process."""
@@ -46,9 +46,9 @@ class Stage:
     def own_worker(self, port: int | None = None, source: Path | None = None) -> Program:
         """A worker that can be killed, and comes back on its port."""
         port = port or free_port()
-        return self._started(PENSTOCK.worker(self.port, port, port), source)
+        return self._start_program(PENSTOCK.worker(self.port, port, port), source)
 
-    def _started(self, command: list[str], source: Path | None = None) -> Program:
+    def _start_program(self, command: list[str], source: Path | None = None) -> Program:
         log = self._folder / f"program-{next(self._names)}.log"
         program = Program(command, log, source)
         self._stack.callback(program.kill)
@@ -70,6 +70,6 @@ class Stage:
 
 
 @contextmanager
-def staged(folder: Path) -> Iterator[Stage]:
+def open_stage(folder: Path) -> Iterator[Stage]:
     with ExitStack() as stack:
         yield Stage(folder, stack)

@@ -13,7 +13,7 @@ import pytest
 
 from penstock.data import Dataset
 from penstock.service.host.services import forget
-from tests.integration.stage import Stage, staged
+from tests.integration.stage import Stage, open_stage
 
 Round = tuple[int, ...]
 
@@ -23,7 +23,7 @@ MOST = 30_000
 
 @pytest.fixture
 def stage(tmp_path: Path) -> Iterator[Stage]:
-    with staged(tmp_path) as made:
+    with open_stage(tmp_path) as made:
         yield made
 
 

@@ -30,12 +30,12 @@ def check(cluster, dataset, transfer):
         assert plain(one) == plain(other)
 
 
-def generated():
+def generate_pairs():
     for number in range(50):
         yield number, "x" * (number % 3)
 
 
-def shuffled(x):
+def shuffle_few(x):
     return Dataset.range(x + 4).shuffle(8, seed=1).take(3)
 
 
@@ -59,7 +59,7 @@ DATASETS = {
     "ragged rows": lambda: Dataset.from_tensor_slices(RAGGED),
     "ragged batches": lambda: Dataset.from_tensor_slices(RAGGED).batch(3),
     "generated": lambda: Dataset.from_generator(
-        generated,
+        generate_pairs,
         output_signature=(tf.TensorSpec((), tf.int64), tf.TensorSpec((), tf.string)),
     ),
     "empty": lambda: Dataset.range(0),
@@ -70,7 +70,7 @@ DATASETS = {
         .map(lambda x, random: x + random.random(), random=True, seed=3)
     ),
     "random datasets inside datasets": lambda: (
-        Dataset.range(9).flat_map(Dataset.range).flat_map(shuffled).repeat(2)
+        Dataset.range(9).flat_map(Dataset.range).flat_map(shuffle_few).repeat(2)
     ),
     "large rows": lambda: Dataset.range(5).map(lambda x: np.full(300_000, x)),
 }

@@ -296,12 +296,12 @@ def test_a_wrong_token_is_refused(monkeypatch):
 def test_what_cannot_be_sent_is_named(cluster):
     lock = threading.Lock()
 
-    def locked(x):
+    def use_lock(x):
         with lock:
             return x
 
-    made = Dataset.range(3).map(locked).map(lambda x: x).batch(2)
-    what = r"service.distribute: map\(locked at .*py:\d+\) cannot be sent to workers \(TypeError"
+    made = Dataset.range(3).map(use_lock).map(lambda x: x).batch(2)
+    what = r"service.distribute: map\(use_lock at .*py:\d+\) cannot be sent to workers \(TypeError"
     with pytest.raises(InvalidArgumentError, match=what):
         made.apply(cluster.distribute())
 

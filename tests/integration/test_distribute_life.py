@@ -17,7 +17,7 @@ from penstock.data.experimental import service
 from penstock.errors import UnimplementedError
 from penstock.service.host import control_connection, services
 from penstock.service.host.services import session
-from tests.integration.clusters import Calls, Cluster, settled, until
+from tests.integration.clusters import Calls, Cluster, until, wait_until_settled
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def census():
     return found
 
 
-def gone(before):
+def wait_until_gone(before):
     """Waits until nothing is left that was not there before."""
     try:
         until(lambda: not census() - before)
@@ -74,22 +74,22 @@ def test_nothing_is_left_of_a_reader(cluster, way, arguments, monkeypatch):
     monkeypatch.setattr(control_connection, "_KEPT", 1)
     made = WAYS[way](Dataset.range(300).map(lambda x: x).apply(cluster.distribute(**arguments)))
     next(iter(made.take(1)))  # What a process needs once is there from now on.
-    before = settled(census)
+    before = wait_until_settled(census)
     for ending in ENDINGS.values():
         iterator = iter(made)
         ending(iterator)
         del iterator
-        gone(before)
+        wait_until_gone(before)
 
 
 def test_nothing_is_left_of_a_service():
     with Cluster(1) as cluster:
         read_all(Dataset.range(10).apply(cluster.distribute()))
-    before = settled(census)
+    before = wait_until_settled(census)
     with Cluster(3) as cluster:
         read_all(Dataset.range(10).apply(cluster.distribute()))
         read_all(Dataset.range(10).apply(cluster.distribute(job_name="named")))
-    gone(before)
+    wait_until_gone(before)
 
 
 def test_closing_does_not_wait_for_a_function(cluster):
@@ -198,7 +198,7 @@ def test_a_slow_reader_does_not_make_workers_grow(cluster, stream):
     for number in range(5):
         assert next(iterator)[0] == number
     # What is made ahead is bounded by bytes: 64 MB, and a little for what is on its way.
-    settled(lambda: (calls.count, "made"))
+    wait_until_settled(lambda: (calls.count, "made"))
     assert calls.count < 100
     buffered = [worker["buffered"] for worker in service.status(cluster.target)["workers"]]
     assert max(buffered) < 100 << 20

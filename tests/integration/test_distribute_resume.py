@@ -26,7 +26,7 @@ def clusters():
         cluster.close()
 
 
-def generated():
+def generate_numbers():
     yield from range(12)
 
 
@@ -44,7 +44,7 @@ PLANS = {
     "batches": lambda _: Dataset.range(40).batch(3),
     "split": lambda _: Dataset.range(20).filter(lambda x: x % 3 > 0),
     "generator": lambda _: Dataset.from_generator(
-        generated, output_signature=tf.TensorSpec((), tf.int64)
+        generate_numbers, output_signature=tf.TensorSpec((), tf.int64)
     ).map(lambda x: x + 1),
     "files": files,
     "cut": lambda _: Dataset.range(20).map(lambda x: x + 1).filter(lambda x: x % 2 == 1).batch(2),

@@ -14,7 +14,7 @@ from penstock.data.experimental import service
 from penstock.data.iterator import _close_all as exit_of_the_program
 from penstock.errors import FailedPreconditionError
 from penstock.service.host import worker_server
-from tests.integration.clusters import Calls, Cluster, settled, until
+from tests.integration.clusters import Calls, Cluster, until, wait_until_settled
 
 NAMES = (f"shared {number}" for number in range(10**6))
 
@@ -132,7 +132,7 @@ def test_a_worker_that_joins_later_is_used():
         calls.shut()
         reader = threading.Thread(target=lambda: found.extend(map(int, iterator)))
         reader.start()
-        stuck = settled(lambda: calls.count)
+        stuck = wait_until_settled(lambda: calls.count)
         cluster.workers.append(cluster.join())
         # The first worker is in a call that does not end; a caller now is another worker.
         until(lambda: calls.count > stuck)

@@ -24,7 +24,7 @@ from penstock.data.experimental import service
 from penstock.service.host.services import python_version, session
 from penstock.service.protocol.messages import RegisterWorker, WorkerInfo
 from tests.integration.chaos.cluster import ROOT, Program, free_port
-from tests.integration.stage import Stage, staged
+from tests.integration.stage import Stage, open_stage
 
 EARLY = 40
 POLICIES = service.ShardingPolicy
@@ -32,7 +32,7 @@ POLICIES = service.ShardingPolicy
 
 @pytest.fixture
 def stage(tmp_path: Path) -> Iterator[Stage]:
-    with staged(tmp_path) as made:
+    with open_stage(tmp_path) as made:
         yield made
 
 

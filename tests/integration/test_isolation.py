@@ -23,24 +23,24 @@ from penstock.data import Dataset
 from penstock.errors import AbortedError
 from tests.integration.chaos.cluster import Program
 from tests.integration.clusters import until
-from tests.integration.stage import Stage, staged
+from tests.integration.stage import Stage, open_stage
 
 CLIENT = os.getpid()
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
-    with staged(tmp_path_factory.mktemp("stage")) as stage:
+def shared_stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    with open_stage(tmp_path_factory.mktemp("stage")) as stage:
         stage.dispatcher()
         stage.own_worker()
         yield stage
 
 
 @pytest.fixture
-def stage(shared: Stage) -> Iterator[Stage]:
-    before = shared.status()["workers"]
-    yield shared
-    after = shared.status()["workers"]
+def stage(shared_stage: Stage) -> Iterator[Stage]:
+    before = shared_stage.status()["workers"]
+    yield shared_stage
+    after = shared_stage.status()["workers"]
     assert [worker["worker"] for worker in after] == [worker["worker"] for worker in before]
 
 
@@ -221,7 +221,7 @@ def test_processes_draw_different_random_numbers(stage: Stage) -> None:
 def test_encrypted_connections_reach_their_process(tmp_path: Path) -> None:
     folder = str(tmp_path / "certificates")
     make_certificates(folder, ["localhost"], 1)
-    with pytest.MonkeyPatch.context() as patch, staged(tmp_path) as stage:
+    with pytest.MonkeyPatch.context() as patch, open_stage(tmp_path) as stage:
         patch.setenv("PENSTOCK_CERTIFICATES", folder)
         stage.dispatcher(certificates=folder)
         stage.own_worker()
@@ -264,7 +264,7 @@ def is_there(process: int) -> bool:
 @pytest.fixture
 def busy(tmp_path: Path) -> Iterator[tuple[Program, set[int]]]:
     """A worker with a reader, and the processes that it has started."""
-    with staged(tmp_path) as stage:
+    with open_stage(tmp_path) as stage:
         stage.dispatcher()
         worker = stage.own_worker()
         with iter(Dataset.range(10**6).map(lambda x: x + 1).apply(stage.distribute())) as iterator:

@@ -18,14 +18,14 @@ from penstock.data import Dataset
 from penstock.service.host.data_client import Link
 from tests.integration.chaos.cluster import Program, free_port
 from tests.integration.clusters import until
-from tests.integration.stage import Stage, staged
+from tests.integration.stage import Stage, open_stage
 
 COUNT = 300
 
 
 @pytest.fixture
 def stage(tmp_path: Path) -> Iterator[Stage]:
-    with staged(tmp_path) as made:
+    with open_stage(tmp_path) as made:
         made.dispatcher()
         yield made
 

@@ -22,7 +22,7 @@ from penstock.errors import FailedPreconditionError
 from penstock.plan import array_references
 from penstock.service.host.plan_store import ArrayStore
 from tests.integration.clusters import Cluster, until
-from tests.integration.stage import staged
+from tests.integration.stage import open_stage
 
 
 @pytest.fixture
@@ -149,7 +149,7 @@ def test_a_reader_of_a_job_replaces_the_killed_one_whose_memory_was_shared(array
 
 
 def test_a_dispatcher_that_restarts_gets_the_parts_again(array, parts, no_holder, tmp_path):
-    with staged(tmp_path) as stage:
+    with open_stage(tmp_path) as stage:
         dispatcher = stage.dispatcher(work_dir=str(tmp_path / "journal"))
         stage.worker()
         dataset = Dataset.from_tensor_slices(array)
@@ -163,7 +163,7 @@ def test_a_dispatcher_that_restarts_gets_the_parts_again(array, parts, no_holder
 
 def test_a_registered_dataset_outlives_its_client_and_a_restart(array, parts, tmp_path):
     work_dir = str(tmp_path / "journal")
-    with staged(tmp_path) as stage:
+    with open_stage(tmp_path) as stage:
         dispatcher = stage.dispatcher(work_dir=work_dir)
         dataset_id = service.register_dataset(stage.url, Dataset.from_tensor_slices(array))
         assert len(parts) == 6

@@ -75,7 +75,7 @@ def hosts() -> Iterator[tuple[str, str]]:
 
 
 @contextmanager
-def started(host: str, *arguments: str, token: str) -> Iterator[None]:
+def start_command(host: str, *arguments: str, token: str) -> Iterator[None]:
     """A command of penstock on a host, once it says that it runs."""
     process = subprocess.Popen(
         ["ip", "netns", "exec", host, sys.executable, "-m", "penstock", *arguments],
@@ -100,8 +100,8 @@ def test_a_client_on_another_host_reads_by_tcp() -> None:
     token = uuid.uuid4().hex
     with (
         hosts() as (here, there),
-        started(there, "dispatcher", "--host", "10.77.0.2", "--port", "5050", token=token),
-        started(
+        start_command(there, "dispatcher", "--host", "10.77.0.2", "--port", "5050", token=token),
+        start_command(
             there,
             *("worker", "--dispatcher", "10.77.0.2:5050", "--host", "10.77.0.2"),
             *("--worker-address", "10.77.0.2:%port%"),
@@ -146,7 +146,7 @@ def test_a_client_and_one_of_two_workers_do_not_reach_each_other() -> None:
     with ExitStack() as stack:
         here, there = stack.enter_context(hosts())
         ip("-n", there, "address", "add", "10.77.0.3/24", "dev", there)
-        serve = functools.partial(started, there, token=token)
+        serve = functools.partial(start_command, there, token=token)
         stack.enter_context(
             serve("dispatcher", "--host", "10.77.0.2", "--port", "5050", "--worker-timeout", "4")
         )

@@ -22,14 +22,14 @@ from penstock.data.experimental import service
 from penstock.version import PROTOCOL, VERSION
 from tests.integration.chaos.cluster import Program
 from tests.integration.installations import install
-from tests.integration.stage import Stage, staged
+from tests.integration.stage import Stage, open_stage
 
 LATER, TOO_LATE = PROTOCOL + 1, PROTOCOL + 2
 
 
 @pytest.fixture
 def stage(tmp_path: Path) -> Iterator[Stage]:
-    with staged(tmp_path) as made:
+    with open_stage(tmp_path) as made:
         yield made
 
 

@@ -63,12 +63,12 @@ def batches(tf: Any, folder: Path, n: int) -> Any:
     return tf.data.Dataset.range(n).map(fragile(tf, folder)).map(lambda x: x * 3).batch(4)
 
 
-def shuffled(tf: Any, folder: Path, n: int) -> Any:
+def shuffle_range(tf: Any, folder: Path, n: int) -> Any:
     made = tf.data.Dataset.range(n).shuffle(64, seed=1).map(fragile(tf, folder))
     return made.map(lambda x: x * 3)
 
 
-def unseeded(tf: Any, folder: Path, n: int) -> Any:
+def shuffle_without_seed(tf: Any, folder: Path, n: int) -> Any:
     """Each process has seeds of its own, and all read what the first one has shuffled."""
     return tf.data.Dataset.range(n).shuffle(n).map(fragile(tf, folder)).map(lambda x: x * 3)
 
@@ -104,7 +104,7 @@ def generator(tf: Any, folder: Path, n: int) -> Any:
     return made.map(fragile(tf, folder)).map(lambda x: x + 1)
 
 
-def counted(tf: Any, folder: Path, n: int) -> Any:
+def map_range(tf: Any, folder: Path, n: int) -> Any:
     return tf.data.Dataset.range(n).map(fragile(tf, folder))
 
 
@@ -112,12 +112,13 @@ PLANS = {
     plan.name: plan
     for plan in (
         Plan("batches", batches, lambda n: range(0, 3 * n, 3)),
-        Plan("shuffled", shuffled, lambda n: range(0, 3 * n, 3), ordered=False),
+        Plan("shuffled", shuffle_range, lambda n: range(0, 3 * n, 3), ordered=False),
         Plan("files", files, lambda n: (x for x in range(n) if x % 3), ordered=False),
         Plan("generator", generator, lambda n: range(1, 2 * n + 1, 2)),
-        Plan("parallel_epochs", counted, range, "parallel_epochs", ordered=False),
+        Plan("parallel_epochs", map_range, range, "parallel_epochs", ordered=False),
         Plan("shared", batches, lambda n: range(0, 3 * n, 3), readers=2, ordered=False),
-        Plan("shared_unseeded", unseeded, lambda n: range(0, 3 * n, 3), readers=2, ordered=False),
+        Plan("shared_unseeded", shuffle_without_seed, lambda n: range(0, 3 * n, 3), readers=2,
+             ordered=False),
         Plan("shared_files", files, lambda n: (x for x in range(n) if x % 3), readers=2,
              ordered=False),
     )

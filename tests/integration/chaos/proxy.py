@@ -100,7 +100,7 @@ class Proxy:
             while piece := source.recv(_PIECE):
                 before, passed = passed, passed + len(piece)
                 if self._every and before // self._every != passed // self._every:
-                    piece = self._damaged(piece)
+                    piece = self._damage_piece(piece)
                 self._flows.wait()
                 sink.sendall(piece)
                 if answers:
@@ -109,7 +109,7 @@ class Proxy:
             sink.shutdown(socket.SHUT_WR)
         done.release()
 
-    def _damaged(self, piece: bytes) -> bytes:
+    def _damage_piece(self, piece: bytes) -> bytes:
         at = random.randrange(len(piece))
         with self._lock:
             self.flipped += 1

@@ -29,7 +29,7 @@ from penstock.service.host.security import Security
 from penstock.service.host.services import Session
 from penstock.service.logic.dispatcher_records import LOST
 from penstock.service.logic.facts import ClientGone
-from tests.integration.clusters import Calls, Cluster, settled, until
+from tests.integration.clusters import Calls, Cluster, until, wait_until_settled
 
 
 @pytest.fixture
@@ -286,7 +286,7 @@ def test_what_is_kept_is_bounded_by_max_outstanding_requests(cluster):
     before = calls.count
     remote = opened(made)
     remote.pull(1)
-    assert settled(lambda: calls.count) - before <= 6
+    assert wait_until_settled(lambda: calls.count) - before <= 6
     remote.close()
 
 
