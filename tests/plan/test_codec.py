@@ -23,7 +23,7 @@ class Point:
     y: Any
 
 
-def scaled(factor: int, number: Any) -> Any:
+def scale_number(factor: int, number: Any) -> Any:
     return number * factor
 
 
@@ -36,8 +36,8 @@ def plans() -> list[Dataset]:
         ten.batch(2, drop_remainder=True),
         ten.map(lambda n: n + 1),
         ten.map(lambda n: n + 2),
-        ten.map(functools.partial(scaled, 2)),
-        ten.map(functools.partial(scaled, 3)),
+        ten.map(functools.partial(scale_number, 2)),
+        ten.map(functools.partial(scale_number, 3)),
         ten.shuffle(10, seed=1),
         ten.shuffle(10, seed=2),
         Dataset.from_tensor_slices([1, 2]),
@@ -68,7 +68,7 @@ def test_fingerprints_of_different_plans_differ() -> None:
     "wrap", [lambda held: held, lambda held: [held], lambda held: {"a": (held, 1)}]
 )
 def test_fingerprints_see_all_that_a_function_holds(wrap: Any) -> None:
-    def captured(held: Any) -> Dataset:
+    def capture_value(held: Any) -> Dataset:
         return Dataset.range(3).map(lambda n: (n, held)[0])
 
     def default(held: Any) -> Dataset:
@@ -81,7 +81,7 @@ def test_fingerprints_see_all_that_a_function_holds(wrap: Any) -> None:
     other = numbers.copy()
     other[2500] += 1e-9
     for held in ([numbers, other], [numbers.astype(str).astype(object), other.astype(object)]):
-        for made in (captured, default):
+        for made in (capture_value, default):
             first, same, second = (made(wrap(one)) for one in (held[0], held[0].copy(), held[1]))
             assert first.fingerprint() == same.fingerprint() != second.fingerprint()
 

@@ -24,7 +24,7 @@ def slices(value: Any) -> Slices:
     return plan
 
 
-def sent(plan: Slices) -> Slices:
+def send_plan(plan: Slices) -> Slices:
     decoded = codec.decode(codec.encode(plan))
     assert isinstance(decoded, Slices)
     return decoded
@@ -47,13 +47,13 @@ def leaves(elements: Iterable[Any]) -> list[Any]:
 )
 def test_a_plan_that_was_sent_means_the_same(value: Any) -> None:
     plan = slices(value)
-    found = sent(plan)
+    found = send_plan(plan)
     assert isinstance(found.data, JoinedData)
     assert found.data.spec == plan.data.spec
     assert Dataset(found).element_spec == Dataset(plan).element_spec
     assert found.cardinality == plan.cardinality
     assert hash(found.data) == hash(plan.data)
-    for dataset in (Dataset(found), Dataset(sent(found))):
+    for dataset in (Dataset(found), Dataset(send_plan(found))):
         here = Dataset(plan).shuffle(5000, seed=3).batch(7)
         there = dataset.shuffle(5000, seed=3).batch(7)
         assert leaves(here.take(99)) == leaves(there.take(99))
@@ -78,7 +78,7 @@ def test_other_data_is_sent_as_it_is(value: Any) -> None:
 
 
 def test_rows_cannot_be_changed_after_a_plan_was_sent() -> None:
-    found = sent(slices({"text": TEXTS, "x": np.zeros((5000, 2))}))
+    found = send_plan(slices({"text": TEXTS, "x": np.zeros((5000, 2))}))
     with pytest.raises(ValueError, match="read-only"):
         next(iter(Dataset(found)))["x"][0] = 1
 

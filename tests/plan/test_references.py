@@ -70,11 +70,11 @@ class Maker:
         return x // 2
 
 
-def scaled(factor, x, shift=0):
+def scale_number(factor, x, shift=0):
     return x * factor + shift
 
 
-def kept(x):
+def is_large(x):
     return x > 1
 
 
@@ -82,7 +82,7 @@ def numbers(stop):
     yield from range(stop)
 
 
-def travelled(plan, modules=HERE):
+def send_plan(plan, modules=HERE):
     return decode_by_reference(encode_by_reference(plan), modules)
 
 
@@ -91,9 +91,9 @@ def datasets():
     return [
         ten,
         ten.map(np.square).batch(3, drop_remainder=True),
-        ten.map(functools.partial(scaled, np.int64(3), shift=1)),
+        ten.map(functools.partial(scale_number, np.int64(3), shift=1)),
         ten.map(Maker.double).map(Maker.triple),
-        ten.filter(kept).shuffle(4, seed=1).repeat(2),
+        ten.filter(is_large).shuffle(4, seed=1).repeat(2),
         ten.enumerate(),
         Dataset.from_generator(numbers, args=(4,), output_types=np.int64),
         Dataset.from_tensor_slices({"a": [1.5, 2.5], "b": ["x", "y"]}),
@@ -117,16 +117,16 @@ def datasets():
 @pytest.mark.parametrize("number", range(len(datasets())))
 def test_plans_travel(number):
     plan = datasets()[number].__plan__
-    assert fingerprint(travelled(plan)) == fingerprint(plan)
+    assert fingerprint(send_plan(plan)) == fingerprint(plan)
 
 
-def keyed(x):
+def add_key(x):
     return {"early": x} if x < 2 else {"late": x}
 
 
-@pytest.mark.parametrize("send", [travelled, lambda plan: decode(encode(plan))])
+@pytest.mark.parametrize("send", [send_plan, lambda plan: decode(encode(plan))])
 def test_plans_travel_with_what_their_functions_were_seen_to_return(send):
-    made = Dataset.range(9).map(keyed)
+    made = Dataset.range(9).map(add_key)
     assert send(made.__plan__).function.returns is None
     assert made.element_spec
     assert made.__plan__.function.returns is None
@@ -140,7 +140,7 @@ def test_travelled_plans_give_the_same_elements():
     for dataset in datasets()[:-3]:
         if dataset.__plan__.label == "interleave":
             continue
-        again = Dataset(travelled(dataset.__plan__))
+        again = Dataset(send_plan(dataset.__plan__))
         assert take_elements(iter(again)) == take_elements(iter(dataset))
         assert again.element_spec == dataset.element_spec
 
@@ -148,7 +148,7 @@ def test_travelled_plans_give_the_same_elements():
 @examples(100)
 @given(plans())
 def test_random_plans_travel(plan):
-    assert fingerprint(travelled(plan, ("tests", "builtins"))) == fingerprint(plan)
+    assert fingerprint(send_plan(plan, ("tests", "builtins"))) == fingerprint(plan)
 
 
 def test_options_travel():
@@ -156,11 +156,11 @@ def test_options_travel():
     options.experimental_distribute.auto_shard_policy = AutoShardPolicy.FILE
     options.service.stateful = "per_worker"
     plan = Dataset.range(3).with_options(options).__plan__
-    assert travelled(plan) == plan
+    assert send_plan(plan) == plan
 
 
 def test_data_stays_read_only():
-    again = travelled(Dataset.from_tensor_slices(np.arange(3)).__plan__)
+    again = send_plan(Dataset.from_tensor_slices(np.arange(3)).__plan__)
     assert not again.data.chunk.columns[0].flags.writeable
 
 
@@ -191,16 +191,16 @@ def test_the_place_of_a_function_is_named():
 
 
 def test_functions_of_main_are_refused(monkeypatch):
-    monkeypatch.setattr(kept, "__module__", "__main__")
-    monkeypatch.setattr(sys.modules["__main__"], "kept", kept, raising=False)
-    with pytest.raises(InvalidArgumentError, match=r"kept at .* \(not in __main__"):
-        encode_by_reference(Dataset.range(3).filter(kept).__plan__)
+    monkeypatch.setattr(is_large, "__module__", "__main__")
+    monkeypatch.setattr(sys.modules["__main__"], "is_large", is_large, raising=False)
+    with pytest.raises(InvalidArgumentError, match=r"is_large at .* \(not in __main__"):
+        encode_by_reference(Dataset.range(3).filter(is_large).__plan__)
 
 
 def test_partials_hold_plain_values():
-    plan = Dataset.range(3).map(functools.partial(scaled, Maker())).__plan__
+    plan = Dataset.range(3).map(functools.partial(scale_number, Maker())).__plan__
     with pytest.raises(
-        InvalidArgumentError, match="scaled at .* is a partial with .*a Maker cannot"
+        InvalidArgumentError, match="scale_number at .* is a partial with .*a Maker cannot"
     ):
         encode_by_reference(plan)
 
@@ -219,12 +219,14 @@ def test_elements_that_hold_datasets_are_refused():
 # Functions that may not be called
 
 
-def forged(name):
+def forge_plan(name):
     """A plan that names another function than it was written with."""
-    data = encode_by_reference(Dataset.range(3).filter(kept).__plan__)
+    data = encode_by_reference(Dataset.range(3).filter(is_large).__plan__)
     header, _, body = data.partition(b"\n")
     length = int.from_bytes(body[:8], "little")
-    text = json.dumps(json.loads(body[8 : 8 + length])).replace(f"{__name__}:kept", name).encode()
+    text = (
+        json.dumps(json.loads(body[8 : 8 + length])).replace(f"{__name__}:is_large", name).encode()
+    )
     return b"".join([header, b"\n", len(text).to_bytes(8, "little"), text, body[8 + length :]])
 
 
@@ -242,16 +244,16 @@ def forged(name):
 def test_functions_of_other_modules_are_refused(name, module):
     words = rf"is a function of the module {module}, which is not among .* \({__name__}\); start"
     with pytest.raises(PermissionDeniedError, match=words):
-        decode_by_reference(forged(name), (__name__,))
+        decode_by_reference(forge_plan(name), (__name__,))
 
 
 def test_a_refused_module_is_not_imported(tmp_path, monkeypatch):
     (tmp_path / "harmful_module.py").write_text("raise AssertionError('it was imported')")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(PermissionDeniedError, match=r"\(none\)"):
-        decode_by_reference(forged("harmful_module:f"), ())
+        decode_by_reference(forge_plan("harmful_module:f"), ())
     with pytest.raises(FailedPreconditionError, match="cannot be imported here: it was imported"):
-        decode_by_reference(forged("harmful_module:f"), ("harmful_module",))
+        decode_by_reference(forge_plan("harmful_module:f"), ("harmful_module",))
 
 
 @pytest.mark.parametrize(
@@ -269,13 +271,13 @@ def test_a_refused_module_is_not_imported(tmp_path, monkeypatch):
 )
 def test_names_that_lead_to_no_function_are_refused(name):
     with pytest.raises(FailedPreconditionError, match="there is no function .* here") as caught:
-        decode_by_reference(forged(f"{__name__}:{name}"), HERE)
+        decode_by_reference(forge_plan(f"{__name__}:{name}"), HERE)
     assert isinstance(caught.value.__cause__, AttributeError)
 
 
 def test_a_module_that_is_not_here_is_named():
     with pytest.raises(FailedPreconditionError, match="the module nowhere.x cannot be") as caught:
-        decode_by_reference(forged("nowhere.x:f"), ("nowhere",))
+        decode_by_reference(forge_plan("nowhere.x:f"), ("nowhere",))
     assert isinstance(caught.value.__cause__, ModuleNotFoundError)
 
 

@@ -67,7 +67,7 @@ def parts(dataset, policy, workers):
     return [list(Dataset(shard_plan(plan, workers, i).plan)) for i in range(workers)]
 
 
-def spelled(workers):
+def spell_workers(workers):
     return [b" ".join(found).decode() for found in workers]
 
 
@@ -89,7 +89,10 @@ def test_off_leaves_the_plan_alone():
         (lambda lines: lines_of(lines).enumerate(), "enumerate needs the elements of all files"),
         (lambda lines: lines_of(lines).unique(), "unique needs the elements of all files"),
         (lambda lines: lines_of(lines).take_while(bool), "take_while needs the elements of all"),
-        (lambda lines: lines_of(lines).concatenate(lines_of(lines).apply(grouped)), "group_by_"),
+        (
+            lambda lines: lines_of(lines).concatenate(lines_of(lines).apply(group_pairs)),
+            "group_by_",
+        ),
         (lambda lines: Dataset.zip((lines_of(lines), Dataset.range(9))), "range does not read"),
     ],
 )
@@ -146,7 +149,7 @@ def lines_of(paths) -> Dataset:
     return TextLineDataset(paths)
 
 
-def grouped(dataset):
+def group_pairs(dataset):
     return dataset.group_by_window(lambda x: np.int64(0), lambda key, window: window, 2)
 
 
@@ -327,15 +330,15 @@ def one(x):
 
 
 def test_a_worker_has_a_cache_of_its_own(lines, tmp_path):
-    assert spelled(parts(lines_of(lines[:2]).cache(), AUTO, 2)) == ["a0", "b0 b1"]
+    assert spell_workers(parts(lines_of(lines[:2]).cache(), AUTO, 2)) == ["a0", "b0 b1"]
     whole = lines_of(lines[:2]).cache(str(tmp_path / "kept"))
     for _ in range(2):
-        assert spelled(parts(whole, AUTO, 2)) == ["a0", "b0 b1"]
+        assert spell_workers(parts(whole, AUTO, 2)) == ["a0", "b0 b1"]
     assert {path.name for path in tmp_path.glob("*.index")} == {
         "kept_0_of_2.index",
         "kept_1_of_2.index",
     }
-    assert spelled(parts(whole, DATA, 2)) == ["a0 b1", "b0"]
+    assert spell_workers(parts(whole, DATA, 2)) == ["a0 b1", "b0"]
 
 
 def test_workers_draw_different_random_numbers(lines):
@@ -380,8 +383,8 @@ def test_a_hint_under_another_policy_fails_when_it_is_reached(policy, make):
 
 
 def test_file_runs_what_counts_on_every_worker(lines):
-    assert spelled(parts(lines_of(lines[1:3]).take(2), FILE, 2)) == ["b0 b1", "c0 c1"]
-    assert spelled(parts(lines_of(lines[1:3]).take(2), AUTO, 2)) == ["b0", "b1"]
+    assert spell_workers(parts(lines_of(lines[1:3]).take(2), FILE, 2)) == ["b0 b1", "c0 c1"]
+    assert spell_workers(parts(lines_of(lines[1:3]).take(2), AUTO, 2)) == ["b0", "b1"]
 
 
 def test_names_may_come_with_labels(lines):
@@ -393,7 +396,7 @@ def test_names_may_come_with_labels(lines):
 
 def test_numbers_may_stand_for_files(lines):
     dataset = Dataset.range(1, 3).flat_map(lambda i: TextLineDataset(lines[i]))
-    assert spelled(parts(dataset, AUTO, 2)) == ["b0 b1", "c0 c1 c2"]
+    assert spell_workers(parts(dataset, AUTO, 2)) == ["b0 b1", "c0 c1 c2"]
 
 
 @pytest.mark.parametrize(
@@ -413,7 +416,11 @@ def test_numbers_may_stand_for_files(lines):
 def test_readers_may_come_from_datasets_of_them(lines, names):
     dataset = names(lines[:4] + lines[:2]).prefetch(1).interleave(lambda x: x, cycle_length=1)
     assert sharding(dataset, AUTO).policy is FILE
-    assert spelled(parts(dataset, AUTO, 3)) == ["a0 d0 d1 d2 d3", "b0 b1 a0", "c0 c1 c2 b0 b1"]
+    assert spell_workers(parts(dataset, AUTO, 3)) == [
+        "a0 d0 d1 d2 d3",
+        "b0 b1 a0",
+        "c0 c1 c2 b0 b1",
+    ]
 
 
 @pytest.mark.parametrize("policy", [AUTO, FILE])
@@ -422,8 +429,8 @@ def test_a_stated_number_is_that_of_all_workers(lines, policy):
         return lines_of(lines[1:3]).apply(experimental.assert_cardinality(count))
 
     assert sharding(state(5), policy).policy is FILE
-    assert spelled(parts(state(5), policy, 2)) == ["b0 b1", "c0 c1 c2"]
-    assert spelled(parts(state(5), policy, 1)) == ["b0 b1 c0 c1 c2"]
+    assert spell_workers(parts(state(5), policy, 2)) == ["b0 b1", "c0 c1 c2"]
+    assert spell_workers(parts(state(5), policy, 1)) == ["b0 b1 c0 c1 c2"]
     with pytest.raises(FailedPreconditionError, match="expected 7 elements"):
         parts(state(7), policy, 1)
     endless = lines_of(lines[1:3]).repeat().apply(experimental.assert_cardinality(-1))
@@ -454,7 +461,7 @@ def test_functions_that_cannot_be_tried_read_what_their_input_reads(lines):
 def test_readers_inside_readers(lines):
     nested = Dataset.from_tensor_slices([lines[:2], lines[2:4]])
     dataset = nested.flat_map(lambda names: TextLineDataset(names, num_parallel_reads=2))
-    assert spelled(parts(dataset, AUTO, 2)) == ["a0 b0 b1", "c0 d0 c1 d1 c2 d2 d3"]
+    assert spell_workers(parts(dataset, AUTO, 2)) == ["a0 b0 b1", "c0 d0 c1 d1 c2 d2 d3"]
     assert sharding(TextLineDataset([], num_parallel_reads=2), FILE).policy is FILE
 
 
@@ -479,7 +486,7 @@ def test_files_behind_ignore_errors_are_not_divided(lines):
 def test_a_worker_has_a_snapshot_of_its_own(lines, tmp_path):
     dataset = lines_of(lines[:2]).snapshot(str(tmp_path))
     for _ in range(2):
-        assert spelled(parts(dataset, FILE, 2)) == ["a0", "b0 b1"]
+        assert spell_workers(parts(dataset, FILE, 2)) == ["a0", "b0 b1"]
 
 
 def test_other_formats(lines, tmp_path):
@@ -527,13 +534,13 @@ def test_plans_of_workers_travel(lines, policy):
 
 @pytest.mark.parametrize("policy", [AUTO, DATA])
 def test_states_fit_a_plan_that_is_divided_again(lines, policy):
-    def begun():
+    def begin_reading():
         dataset = TextLineDataset(Dataset.list_files(lines, seed=1)).shuffle(4, seed=2)
         return Iterator(sharding(dataset.batch(2), policy, 2, 1).plan, ENVIRONMENT)
 
-    expected = take_elements(begun())
+    expected = take_elements(begin_reading())
     for count in range(len(expected) + 1):
-        first, again = begun(), begun()
+        first, again = begin_reading(), begin_reading()
         take_elements(first, count)
         again.load_state_dict(first.state_dict())
         assert take_elements(again) == expected[count:]
@@ -564,15 +571,15 @@ def test_elements_are_dealt_out_in_turn(plan, workers, policy):
         assert take_elements(Iterator(part.plan, ENVIRONMENT)) == whole[index::workers]
 
 
-def doubled(line):
+def double_line(line):
     return Dataset.from_tensors(line).repeat(2)
 
 
 ANYWHERE = [
     lambda ds: ds.map(bytes.upper),
     lambda ds: ds.filter(lambda line: not line.endswith(b"2")),
-    lambda ds: ds.flat_map(doubled),
-    lambda ds: ds.interleave(doubled, 3),
+    lambda ds: ds.flat_map(double_line),
+    lambda ds: ds.interleave(double_line, 3),
     lambda ds: ds.batch(3).unbatch(),
     lambda ds: ds.batch(4).rebatch(3).unbatch(),
     lambda ds: ds.shuffle(5, 1),
@@ -616,7 +623,7 @@ def lines_read(plan, workers):
     return found
 
 
-def built(lines, files, reader, steps):
+def build_dataset(lines, files, reader, steps):
     dataset = reader(lines[:files])
     for step in steps:
         dataset = step(dataset)
@@ -631,7 +638,7 @@ readers = st.sampled_from(READERS)
 @examples(100)
 def test_files_are_read_once_by_one_worker(lines, files, reader, steps, workers):
     assume(workers <= files)
-    dataset = built(lines, files, reader, steps)
+    dataset = build_dataset(lines, files, reader, steps)
     whole = Counter(take_elements(Iterator(fresh(dataset.__plan__), ENVIRONMENT)))
     assume(whole.total() < MOST)
     for policy in (AUTO, FILE):
@@ -649,7 +656,7 @@ def test_files_are_read_once_by_one_worker(lines, files, reader, steps, workers)
 )
 @examples(100)
 def test_auto_never_loses_a_line(lines, files, reader, before, counting, after, workers):
-    dataset = built(lines, files, reader, [*before, counting, *after])
+    dataset = build_dataset(lines, files, reader, [*before, counting, *after])
     whole = take_elements(Iterator(fresh(dataset.__plan__), ENVIRONMENT))
     assume(len(whole) < MOST)
     plan = with_policy(dataset, AUTO).__plan__

@@ -52,20 +52,20 @@ def bare(elements):
     ]
 
 
-def joined(parts):
+def join_parts(parts):
     return [element for part in parts for element in part]
 
 
-def counted(elements):
+def count_elements(elements):
     return Counter(map(repr, elements))
 
 
 def check_pieces(plan, expected):
-    found = joined(parts_of(plan))
+    found = join_parts(parts_of(plan))
     if shape_of(plan).turns is None:
         assert found[:MOST] == expected
     else:
-        assert counted(found) == counted(expected)
+        assert count_elements(found) == count_elements(expected)
 
 
 # Shapes
@@ -162,7 +162,7 @@ def test_pieces_of_every_size_are_the_plan(operator, size, monkeypatch):
 def test_endless_plans_have_endless_pieces(monkeypatch):
     monkeypatch.setattr(pieces, "_ENDLESS_LENGTH", 4)
     plan = Dataset.counter().filter(lambda x: x % 3 != 0).__plan__
-    assert bare(joined(parts_of(plan))) == [x for x in range(4 * ENDLESS_TRIED) if x % 3 != 0]
+    assert bare(join_parts(parts_of(plan))) == [x for x in range(4 * ENDLESS_TRIED) if x % 3 != 0]
 
 
 @pytest.mark.parametrize("make", [lambda d: d, lambda d: d.flat_map(Dataset.from_tensors)])
@@ -182,7 +182,7 @@ def test_pieces_number_their_elements_as_the_whole_does():
 
     drawn = n.Map(Dataset.range(6).__plan__, Function(noisy), random=5)
     plan = n.Filter(drawn, Function(lambda x: True))
-    assert joined(parts_of(plan)) == run(plan)
+    assert join_parts(parts_of(plan)) == run(plan)
     stream = open_stream(
         piece(n.Filter(Dataset.range(6).__plan__, Function(failing)), "split", 3, 6)
     )
@@ -243,7 +243,7 @@ def test_large_files_are_read_by_parts(lines, part_bytes, order, monkeypatch):
     plan = with_parts(TextLineDataset(order(lines)).map(bytes.upper).__plan__)
     streams = shape_of(plan).streams
     assert streams == 3 if part_bytes == 10**6 else streams > 3
-    assert joined(parts_of(plan)) == run(plan)
+    assert join_parts(parts_of(plan)) == run(plan)
 
 
 def test_small_files_are_not_read_by_as_many_parts_as_large_ones(lines, tmp_path, monkeypatch):
@@ -254,11 +254,11 @@ def test_small_files_are_not_read_by_as_many_parts_as_large_ones(lines, tmp_path
     assert shape_of(TextLineDataset(names).__plan__).streams == sum(counts)
     drawn = with_parts(TextLineDataset(Dataset.from_tensor_slices(names).shuffle(9)).__plan__)
     assert sum(counts) < shape_of(drawn).streams <= 4 * sum(counts)
-    assert joined(parts_of(drawn)) == run(drawn)
+    assert join_parts(parts_of(drawn)) == run(drawn)
     monkeypatch.setattr(parts, "_MOST_SIZES", 5)
     many = with_parts(TextLineDataset(names).__plan__)
     assert shape_of(many).streams % len(names) == 0
-    assert joined(parts_of(many)) == run(many)
+    assert join_parts(parts_of(many)) == run(many)
 
 
 def test_parts_of_fixed_records(tmp_path, monkeypatch):
@@ -267,7 +267,7 @@ def test_parts_of_fixed_records(tmp_path, monkeypatch):
     path.write_bytes(b"HH" + bytes(range(150)) + b"F")
     plan = with_parts(FixedLengthRecordDataset(str(path), 3, 2, 1).__plan__)
     assert shape_of(plan).streams == 16
-    assert joined(parts_of(plan)) == run(plan)
+    assert join_parts(parts_of(plan)) == run(plan)
     assert len(run(plan)) == 50
 
 
@@ -281,7 +281,7 @@ def test_parts_of_tfrecord_files(tmp_path, monkeypatch):
     streams = shape_of(plan).streams
     assert streams > 10
     guessed = [run(piece(plan, "split", i, streams, begin=GUESS)) for i in range(streams)]
-    assert joined(guessed) == run(plan)
+    assert join_parts(guessed) == run(plan)
     assert parts_of(plan) == [run(plan), *[[]] * (streams - 1)]  # The first is the whole file.
     assert run(piece(plan, "split", 3, streams, begin=os.path.getsize(path))) == []
 
@@ -324,7 +324,7 @@ def test_saved_datasets_are_read_by_shard(tmp_path):
     shape = shape_of(plan)
     assert (shape.kind, shape.streams, shape.length) == ("split", 4, -2)
     found = parts_of(plan)
-    assert joined(found) == run(plan)
+    assert join_parts(found) == run(plan)
     assert bare(found[1]) == [1, 5, 9, 13, 17]
     assert run(piece(plan, "split", 4, 4)) == []
 
@@ -332,11 +332,11 @@ def test_saved_datasets_are_read_by_shard(tmp_path):
 # What is drawn
 
 
-def picked(x):
+def pick_two(x):
     return Dataset.range(9).shuffle(9, seed=1).take(2)
 
 
-def drawn(dataset):
+def draw_numbers(dataset):
     """A random function of every element."""
     noisy = Function(lambda *parts: float(parts[-1].random()))
     return Dataset(n.Map(dataset.__plan__, noisy, random=4))
@@ -363,14 +363,14 @@ DRAWN = {
     "concatenate to rows, twice": lambda d: d.concatenate(kept_some(d)).concatenate(d).map(abs),
     "parallel": lambda d: kept_some(d).map(lambda x: x, 2).prefetch(2),
     "vectorized": lambda d: kept_some(d).map(lambda x: x, vectorized=True),
-    "flat_map picked": lambda d: kept_some(d).flat_map(picked).flat_map(picked),
-    "random function": lambda d: drawn(kept_some(d)).filter(lambda x: x > 0.5),
+    "flat_map picked": lambda d: kept_some(d).flat_map(pick_two).flat_map(pick_two),
+    "random function": lambda d: draw_numbers(kept_some(d)).filter(lambda x: x > 0.5),
 }
 
 
 def check_drawn(dataset):
     """A piece, and a piece that resumes from a state, draws what the whole plan draws."""
-    for plan in (dataset.flat_map(picked).__plan__, drawn(dataset).__plan__):
+    for plan in (dataset.flat_map(pick_two).__plan__, draw_numbers(dataset).__plan__):
         assert shape_of(plan).kind == "split"
         expected = run(plan)
         check_pieces(plan, expected)
@@ -413,10 +413,10 @@ def test_what_is_drawn_for_the_records_before_a_damaged_one(tmp_path):
             writer.write(b"%d" % item)
     path.write_bytes(path.read_bytes()[:-1] + b"?")
     dataset = TFRecordDataset([str(path), str(path)])
-    expected = run(drawn(dataset).__plan__)
+    expected = run(draw_numbers(dataset).__plan__)
     assert len(expected) == 10
-    assert expected[:4] == run(drawn(dataset.ignore_errors()).__plan__)[:4]
-    check_pieces(drawn(dataset).__plan__, expected)
+    assert expected[:4] == run(draw_numbers(dataset.ignore_errors()).__plan__)[:4]
+    check_pieces(draw_numbers(dataset).__plan__, expected)
 
 
 @pytest.mark.parametrize("shards", [1, 4])
@@ -429,7 +429,7 @@ def test_what_is_drawn_for_saved_elements(tmp_path, shards):
 
 def test_operators_that_do_nothing_change_nothing_that_is_drawn():
     for make in (lambda d: d.skip(0), lambda d: d.shard(1, 0), lambda d: d.take(99)):
-        plan = make(kept_some(Dataset.range(13))).flat_map(picked).__plan__
+        plan = make(kept_some(Dataset.range(13))).flat_map(pick_two).__plan__
         made = remote_parts(plan)[0]
         assert run(made) == run(plan) == drain_stream(open_stream(plan), 7)
 
@@ -464,7 +464,9 @@ def test_static_shards_that_are_refused(lines):
         shards(TextLineDataset(lines[0]), ShardingPolicy.FILE)
     # Where TensorFlow refuses too few files, the elements are divided.
     halves = shards(TextLineDataset(lines[0]), ShardingPolicy.FILE_OR_DATA)
-    assert counted(joined(halves)) == counted(run(TextLineDataset(lines[0]).__plan__))
+    assert count_elements(join_parts(halves)) == count_elements(
+        run(TextLineDataset(lines[0]).__plan__)
+    )
     with pytest.raises(FailedPreconditionError, match="SHARD_HINT is filled in"):
         shards(Dataset.range(7).shard(SHARD_HINT, SHARD_HINT), ShardingPolicy.DATA)
 
@@ -480,11 +482,11 @@ def test_shares_have_all_operators_on_each_workers_part(lines, tmp_path):
         [(0, 1), (1, 3), (2, 5)],
     ]
     pairs = Dataset.zip((Dataset.range(4), Dataset.range(10, 14)))
-    assert counted(joined(shares(pairs))) == counted(bare(run(pairs.__plan__)))
+    assert count_elements(join_parts(shares(pairs))) == count_elements(bare(run(pairs.__plan__)))
     text = TextLineDataset(lines)
-    assert counted(joined(shares(text.shuffle(5)))) == counted(run(text.__plan__))
+    assert count_elements(join_parts(shares(text.shuffle(5)))) == count_elements(run(text.__plan__))
     sampled = Dataset.sample_from_datasets([Dataset.range(4), Dataset.range(9)], seed=1)
-    assert counted(joined(shares(sampled))) == counted([*range(4), *range(9)])
+    assert count_elements(join_parts(shares(sampled))) == count_elements([*range(4), *range(9)])
     path = str(tmp_path / "saved")
     Dataset.range(9).save(path, shard_func=lambda x: x % 3)
     assert shares(Dataset.load(path)) == [[0, 3, 6, 2, 5, 8], [1, 4, 7]]
@@ -552,11 +554,11 @@ def test_bounded_random_plans(plan, start, count):
 def test_bounded_plans_call_no_function_for_later_elements(make, calls, start, stop):
     called = []
 
-    def seen(x):
+    def note_call(x):
         called.append(x)
         return x
 
-    plan = prepare(make(Dataset.range(50).map(seen, num_parallel_calls=8)).__plan__)
+    plan = prepare(make(Dataset.range(50).map(note_call, num_parallel_calls=8)).__plan__)
     called.clear()
     if plan.cardinality >= 0:
         start, stop = min(start, plan.cardinality), min(stop, plan.cardinality)
@@ -613,7 +615,7 @@ def test_cuts_of_random_plans_change_no_element(plan):
             assert remote_parts(part)[1:] == ([part], None)
 
 
-def kept(x):
+def is_large(x):
     return x > 1
 
 
@@ -625,32 +627,32 @@ def ones():
     ("make", "local", "remote", "words"),
     [
         (
-            lambda d: d.range(9).filter(kept).batch(2).map(lambda x: x),
+            lambda d: d.range(9).filter(is_large).batch(2).map(lambda x: x),
             ["map", "batch"],
             [["filter", "range"]],
             r"batch and all after it run in the client: it counts elements, and their numbers .*"
             r"\(filter: how many .*\); put filter after batch .*stateful = .per_worker",
         ),
         (
-            lambda d: d.range(9).filter(kept).repeat(2),
+            lambda d: d.range(9).filter(is_large).repeat(2),
             ["repeat"],
             [["filter", "range"]],
             "repeat and all",
         ),
         (
-            lambda d: d.from_generator(ones, output_types=np.int64).map(kept).batch(2),
+            lambda d: d.from_generator(ones, output_types=np.int64).map(is_large).batch(2),
             [],
             [["batch", "map", "from_generator"]],
             None,
         ),
         (
-            lambda d: d.zip((d.range(9), d.range(9).filter(kept), d.range(3))),
+            lambda d: d.zip((d.range(9), d.range(9).filter(is_large), d.range(3))),
             ["zip", "range", "range"],
             [["filter", "range"]],
             "zip and all .*: it takes elements of several datasets in turn; Options.service",
         ),
         (
-            lambda d: d.range(9).map(kept).cache(),
+            lambda d: d.range(9).map(is_large).cache(),
             ["cache"],
             [["map", "range"]],
             "cache and all .*: a cache is filled by one pass",
@@ -663,7 +665,7 @@ def ones():
             None,
         ),
         (
-            lambda d: d.range(9).map(kept).window(2).flat_map(lambda w: w.batch(2)),
+            lambda d: d.range(9).map(is_large).window(2).flat_map(lambda w: w.batch(2)),
             ["flat_map", "window"],
             [["map", "range"]],
             "window and all",
@@ -702,11 +704,11 @@ def labels(node, without=()):
 
 
 def test_nested_services_stay_or_go_as_one():
-    inner = n.Distribute(Dataset.range(9).map(kept).__plan__, "grpc://x:1", 1)
-    filtered = Dataset.range(9).filter(kept).__plan__
+    inner = n.Distribute(Dataset.range(9).map(is_large).__plan__, "grpc://x:1", 1)
+    filtered = Dataset.range(9).filter(is_large).__plan__
     made, found, _ = remote_parts(Dataset.zip((Dataset(inner), Dataset(filtered))).__plan__)
     assert found == [filtered]
     assert made.parts[0] is inner
-    mapped = n.Map(inner, Function(kept))
+    mapped = n.Map(inner, Function(is_large))
     assert remote_parts(mapped)[1:] == ([mapped], None)
     assert remote_parts(inner)[1:] == ([inner], None)
