@@ -12,14 +12,14 @@ from penstock.engine.processes.chunk_memory import MappedSlabs, Slab, SlabPool, 
 from penstock.errors import DataLossError
 from penstock.service.protocol.data_messages import Fetch, Release, Rows
 from tests.service.host.wire_peers import (
-    linked,
+    open_link,
     rows_in,
     rows_of,
 )
 
 
 def test_segments_are_used_again_once_no_array_shows_them() -> None:
-    with linked("shm") as (client, worker):
+    with open_link("shm") as (client, worker):
         first, segment = rows_in(worker, client, 100_000, 1)
         part = first[0, 50_000:]
         del first
@@ -37,7 +37,7 @@ def test_segments_are_used_again_once_no_array_shows_them() -> None:
 
 
 def test_a_worker_can_send_to_a_client_that_keeps_all_memory() -> None:
-    with linked("shm") as (client, worker):
+    with open_link("shm") as (client, worker):
         kept = [rows_in(worker, client, 30_000_000, fill) for fill in range(12)]
         segments = [segment for _, segment in kept]
         assert segments[0] >= 0
@@ -46,7 +46,7 @@ def test_a_worker_can_send_to_a_client_that_keeps_all_memory() -> None:
 
 
 def test_releases_are_reported_without_a_fetch() -> None:
-    with linked("shm") as (client, worker):
+    with open_link("shm") as (client, worker):
         used = set()
         for fill in range(200):
             worker.send_rows(1, fill, rows_of(100_000, fill))
@@ -59,7 +59,7 @@ def test_releases_are_reported_without_a_fetch() -> None:
 
 
 def test_arrays_outlive_their_connection() -> None:
-    with linked("shm") as (client, worker):
+    with open_link("shm") as (client, worker):
         array, segment = rows_in(worker, client, 100_000, 7)
         assert segment >= 0
     gc.collect()
@@ -74,7 +74,7 @@ def mapped_slabs() -> int:
 def test_nothing_of_shared_memory_is_left() -> None:
     gc.collect()
     maps, files = mapped_slabs(), len(os.listdir("/proc/self/fd"))
-    with linked("shm") as (client, worker):
+    with open_link("shm") as (client, worker):
         array, _ = rows_in(worker, client, 100_000, 7)
         assert mapped_slabs() > maps
     del array, client, worker
@@ -84,7 +84,7 @@ def test_nothing_of_shared_memory_is_left() -> None:
 
 
 def test_a_dropped_connection_is_collected() -> None:
-    with linked("shm") as (client, worker):
+    with open_link("shm") as (client, worker):
         kept, _ = rows_in(worker, client, 100_000, 1)
         alive = weakref.ref(client)
     del client, worker

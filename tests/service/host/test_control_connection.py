@@ -25,7 +25,7 @@ def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
         yield client, server
 
 
-def recorded(*messages: bytes, key: bytes = KEY, client: bool = True) -> list[bytes]:
+def record_bytes(*messages: bytes, key: bytes = KEY, client: bool = True) -> list[bytes]:
     """The bytes that a connection sends for these messages."""
     one, other = socket.socketpair()
     with one, other:
@@ -36,7 +36,7 @@ def recorded(*messages: bytes, key: bytes = KEY, client: bool = True) -> list[by
     return found
 
 
-def refused(server: socket.socket) -> bool:
+def is_refused(server: socket.socket) -> bool:
     with pytest.raises(UnauthenticatedError, match="was changed or repeated on its way"):
         ControlConnection(server, KEY, client=False).receive(soon())
     return True
@@ -56,7 +56,7 @@ def test_messages_of_any_size(ends: tuple[socket.socket, socket.socket], size: i
 
 def test_a_copy_on_the_same_connection(ends: tuple[socket.socket, socket.socket]) -> None:
     client, server = ends
-    (wire,) = recorded(b"message")
+    (wire,) = record_bytes(b"message")
     connection = ControlConnection(server, KEY, client=False)
     client.sendall(wire + wire)
     assert connection.receive(soon()) == b"message"
@@ -65,22 +65,22 @@ def test_a_copy_on_the_same_connection(ends: tuple[socket.socket, socket.socket]
 
 
 def test_a_copy_from_another_connection(ends: tuple[socket.socket, socket.socket]) -> None:
-    ends[0].sendall(recorded(b"message", key=b"another key")[0])
-    assert refused(ends[1])
+    ends[0].sendall(record_bytes(b"message", key=b"another key")[0])
+    assert is_refused(ends[1])
 
 
 def test_a_message_that_comes_too_early(ends: tuple[socket.socket, socket.socket]) -> None:
-    ends[0].sendall(recorded(b"first", b"second")[1])
-    assert refused(ends[1])
+    ends[0].sendall(record_bytes(b"first", b"second")[1])
+    assert is_refused(ends[1])
 
 
 def test_an_answer_is_not_a_request(ends: tuple[socket.socket, socket.socket]) -> None:
-    ends[0].sendall(recorded(b"message", client=False)[0])
-    assert refused(ends[1])
+    ends[0].sendall(record_bytes(b"message", client=False)[0])
+    assert is_refused(ends[1])
 
 
 def test_every_byte_counts() -> None:
-    (wire,) = recorded(b"message")
+    (wire,) = record_bytes(b"message")
     for place in range(len(wire)):
         changed = bytearray(wire)
         changed[place] ^= 1
@@ -93,7 +93,7 @@ def test_every_byte_counts() -> None:
 
 
 def test_a_message_that_does_not_end_in_time(ends: tuple[socket.socket, socket.socket]) -> None:
-    (wire,) = recorded(bytes(5000))
+    (wire,) = record_bytes(bytes(5000))
     ends[0].sendall(wire[:100])
     with pytest.raises(TimeoutError, match="timed out"):
         ControlConnection(ends[1], KEY, client=False).receive(time.monotonic() + 0.01)

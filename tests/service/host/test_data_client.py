@@ -27,7 +27,7 @@ from tests.service.host.wire_peers import (
     SECURITY,
     in_thread,
     info_of,
-    linked,
+    open_link,
     rows_of,
     worker_process,
 )
@@ -46,9 +46,9 @@ def test_unknown_compression() -> None:
 
 
 def test_the_best_way_is_chosen() -> None:
-    with linked("tcp") as (client, _):
+    with open_link("tcp") as (client, _):
         assert client.peer == "worker localhost:1 (tcp)"
-    with linked("shm") as (client, _):
+    with open_link("shm") as (client, _):
         assert client.peer == "worker localhost:1 (shm)"
 
 
@@ -105,7 +105,7 @@ def test_wrong_token() -> None:
 
 
 def test_a_client_without_certificates(certificates: Security) -> None:
-    with linked("tcp", security=certificates) as (client, _):
+    with open_link("tcp", security=certificates) as (client, _):
         host, port = client._channel._socket.getpeername()
         with pytest.raises(UnavailableError, match=r"\(the other side uses certificates"):
             connect_data(
@@ -125,7 +125,7 @@ def test_the_host_id_is_unique_where_it_cannot_be_known(monkeypatch: pytest.Monk
 
 
 def test_the_system_watches_the_network_for_clients() -> None:
-    with linked("tcp") as (client, worker):
+    with open_link("tcp") as (client, worker):
         option = (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
         assert client._channel._socket.getsockopt(*option) == 7_500
         assert worker._channel._socket.getsockopt(*option) == 0, "clients may read when they like"

@@ -77,7 +77,7 @@ def links(exchange):
     until(lambda: all(line.closed for line in exchange.lines.values()))
 
 
-def connected(links, *names):
+def connect_links(links, *names):
     links.want(map(info, names))
     links.dial()
     found = []
@@ -86,7 +86,7 @@ def connected(links, *names):
 
 
 def test_workers_are_connected_once(links, exchange):
-    assert sorted(connected(links, "a", "b")) == ["a", "b"]
+    assert sorted(connect_links(links, "a", "b")) == ["a", "b"]
     links.dial()
     assert links.take_connected() == []
     assert len(links) == 2
@@ -95,7 +95,7 @@ def test_workers_are_connected_once(links, exchange):
 
 
 def test_the_ones_with_something_to_read_are_found(links, exchange):
-    connected(links, "a", "b")
+    connect_links(links, "a", "b")
     until(lambda: not links.ready(0))  # The bell has rung for the connections.
     exchange.lines["b"].there.send(b"x")
     assert [link.worker for link in links.ready(60)] == ["b"]
@@ -131,7 +131,7 @@ def test_workers_that_cannot_be_reached_are_tried_again(links, exchange):
 
 
 def test_workers_that_are_gone_are_reported(links, exchange):
-    connected(links, "a", "b")
+    connect_links(links, "a", "b")
     links.unreachable["c"] = UnavailableError("c")
     assert links.want([info("b")]) == ["a"]
     assert links.unreachable == {}
@@ -168,7 +168,7 @@ def test_a_connection_that_comes_after_the_end_is_closed(exchange):
 
 
 def test_tasks_are_opened_once_and_numbered(links, exchange):
-    connected(links, "a")
+    connect_links(links, "a")
     link, sent = links["a"], exchange.lines["a"].sent
     link.fetch(1, WORK, start=0, stop=5, mark=None)
     link.fetch(2, WORK, start=5, stop=9, mark=None)
@@ -187,7 +187,7 @@ def test_tasks_are_opened_once_and_numbered(links, exchange):
 
 
 def test_connections_to_unwanted_workers_are_aborted(links, exchange):
-    connected(links, "a", "b", "c")
+    connect_links(links, "a", "b", "c")
     links["a"].in_use = links["b"].in_use = True
     links.abort_others([info("b")])
     # No thread is blocked by "c", which may have said where its streams continue.
@@ -196,7 +196,7 @@ def test_connections_to_unwanted_workers_are_aborted(links, exchange):
 
 def test_a_worker_that_leaves_stays_connected_until_its_last_answer(links, exchange):
     """The dispatcher has removed it from the list; what it is making must not be made again."""
-    connected(links, "a", "b", "c")
+    connect_links(links, "a", "b", "c")
     for number, name in enumerate("abc"):
         links[name].fetch(number, WORK, start=number, stop=number + 1, mark=None)
         links[name].in_use = True
@@ -211,7 +211,7 @@ def test_a_worker_that_leaves_stays_connected_until_its_last_answer(links, excha
 
 
 def test_silent_workers_that_owe_an_answer_are_found(links, exchange):
-    connected(links, "a", "b")
+    connect_links(links, "a", "b")
     until(lambda: not links.ready(0))
     links["a"].fetch(1, WORK, start=0, stop=5, mark=None)
     links["b"].fetch(2, WORK, start=5, stop=9, mark=None)
@@ -225,7 +225,7 @@ def test_silent_workers_that_owe_an_answer_are_found(links, exchange):
 
 def test_what_came_while_this_process_was_stopped_was_said(links, exchange):
     """The clock has gone on a lot, and what was said meanwhile is still to be read."""
-    connected(links, "a")
+    connect_links(links, "a")
     until(lambda: not links.ready(0))
     links["a"].fetch(1, WORK, start=0, stop=5, mark=None)
     links["a"].heard -= 1000.0
@@ -235,7 +235,7 @@ def test_what_came_while_this_process_was_stopped_was_said(links, exchange):
 
 
 def test_why_workers_are_missing(links, exchange):
-    connected(links, "a", "b")
+    connect_links(links, "a", "b")
     links.drop("a", "a (tcp): it has said nothing for 8 s")
     links.drop("b")
     assert links.missing() == [
@@ -261,13 +261,13 @@ def test_a_connection_that_breaks_repeatedly_is_tried_less_often(exchange):
 
     def pause():
         links._again.clear()
-        connected(links, "a")
+        connect_links(links, "a")
         links.drop("a")
         return round(links._again["a"] - 100.0, 6)
 
     assert [pause() for _ in range(6)] == [0.02, 0.08, 0.32, 1.28, 2.0, 2.0]
     links._again.clear()
-    connected(links, "a")
+    connect_links(links, "a")
     links.note_chunk(links["a"])
     links.drop("a")
     assert links._again["a"] == 100.02
@@ -278,7 +278,7 @@ def test_a_connection_that_breaks_repeatedly_is_tried_less_often(exchange):
 def test_a_waiting_thread_knows_when_to_connect_again(exchange):
     bell = Bell()
     links = Links(exchange, bell, Still())
-    connected(links, "a")
+    connect_links(links, "a")
     assert links.pause(100.0) == 2.0
     assert not links.awaits("a")
     links.drop("a")

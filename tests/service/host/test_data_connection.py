@@ -24,7 +24,7 @@ from tests.service.host.wire_peers import (
     SECURITY,
     chunk,
     in_thread,
-    linked,
+    open_link,
     receive_all,
     rows_of,
     worker_process,
@@ -43,14 +43,14 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Security:
 @pytest.fixture(params=["tcp", "checked", "shm", "tls"])
 def pair(request: pytest.FixtureRequest) -> Any:
     if request.param == "tls":
-        with linked("tcp", security=request.getfixturevalue("certificates")) as ends:
+        with open_link("tcp", security=request.getfixturevalue("certificates")) as ends:
             yield ends
     elif request.param == "checked":
-        with linked("tcp") as ends:
+        with open_link("tcp") as ends:
             ends[1]._checks = True  # As on a connection that leaves this machine.
             yield ends
     else:
-        with linked(request.param) as ends:
+        with open_link(request.param) as ends:
             yield ends
 
 
@@ -207,7 +207,7 @@ def look_until_the_end(connection: Connection) -> None:
 
 
 def test_looking_keeps_descriptors() -> None:
-    with linked("shm") as (client, worker):
+    with open_link("shm") as (client, worker):
         worker.send_rows(1, 0, rows_of(INLINE, 7))
         while not client.poll():
             select.select([client], [], [])
@@ -301,7 +301,7 @@ def test_no_memory_for_what_comes(monkeypatch: pytest.MonkeyPatch) -> None:
         def take(self, size: int) -> memoryview:
             raise MemoryError
 
-    with linked("tcp") as (client, worker):
+    with open_link("tcp") as (client, worker):
         monkeypatch.setattr(data_connection, "BUFFERS", Full())
         worker.send_rows(1, 0, rows_of(10))
         with pytest.raises(ResourceExhaustedError, match="no memory .* use smaller batches"):
@@ -311,7 +311,7 @@ def test_no_memory_for_what_comes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_interrupted_connection_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    with linked("tcp") as (client, worker):
+    with open_link("tcp") as (client, worker):
         monkeypatch.setattr(client._incoming, "read", lambda: (_ for _ in ()).throw(KeyError("x")))
         with pytest.raises(KeyError, match="x"):
             client.receive()
@@ -321,7 +321,7 @@ def test_an_interrupted_connection_is_over(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_too_large_a_message_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.service.protocol.data_messages.MAX_BODY", 1000)
-    with linked("tcp") as (client, worker):
+    with open_link("tcp") as (client, worker):
         with pytest.raises(InvalidArgumentError, match="cannot be sent at once"):
             worker.send_rows(1, 0, rows_of(2000))
         worker.send(Done(1))

@@ -9,13 +9,13 @@ from penstock.service.host.data_connection import COMPRESS_AUTO, Compressor
 from penstock.service.protocol.data_messages import Rows
 from tests.service.host.wire_peers import (
     chunk,
-    linked,
+    open_link,
     rows_of,
 )
 
 
 def test_compressed_rows() -> None:
-    with linked("tcp", "SNAPPY") as (client, worker):
+    with open_link("tcp", "SNAPPY") as (client, worker):
         worker.send_rows(1, 0, rows_of(300_000, 3))
         message, columns = client.receive()
         assert isinstance(message, Rows)
@@ -34,7 +34,7 @@ def test_compressed_rows() -> None:
 
 @pytest.mark.parametrize("asked", [None, "AUTO"])
 def test_nothing_is_compressed_on_one_machine(asked: str | None) -> None:
-    with linked("tcp", asked) as (client, worker):
+    with open_link("tcp", asked) as (client, worker):
         worker.send_rows(1, 0, rows_of(300_000))
         assert client.receive()[0].packed == ""  # type: ignore[union-attr]
 

@@ -52,7 +52,7 @@ def frame(message: Any, body: bytes = b"", kind: int = MESSAGE) -> bytes:
     return b"".join([*data_messages.frame(message, len(body), kind), body])
 
 
-def refused(
+def check_refused(
     data: bytes,
     message: str,
     client: bool = True,
@@ -77,7 +77,7 @@ BODY = b"".join(PARTS)
 
 
 def test_bytes_behind_a_message_without_any() -> None:
-    refused(frame(Done(1), b"abc"), "3 bytes after a Done")
+    check_refused(frame(Done(1), b"abc"), "3 bytes after a Done")
 
 
 @pytest.mark.parametrize(
@@ -94,59 +94,63 @@ def test_bytes_behind_a_message_without_any() -> None:
     ],
 )
 def test_sizes_that_do_not_agree(rows: Rows, body: bytes) -> None:
-    refused(frame(rows, body), "bytes after rows of .*, described as 128")
+    check_refused(frame(rows, body), "bytes after rows of .*, described as 128")
 
 
 def test_columns_of_another_length() -> None:
-    refused(frame(Rows(1, 0, 2, COLUMNS, nbytes=128), BODY), "a column that does not have 2 rows")
+    check_refused(
+        frame(Rows(1, 0, 2, COLUMNS, nbytes=128), BODY), "a column that does not have 2 rows"
+    )
 
 
 def test_more_rows_than_can_be() -> None:
     nothing = pack_columns(chunk(np.zeros((1 << 40, 0))))[0]
-    refused(frame(Rows(1, 0, 1 << 40, nothing)), "a column that does not have 1099511627776 rows")
+    check_refused(
+        frame(Rows(1, 0, 1 << 40, nothing)), "a column that does not have 1099511627776 rows"
+    )
 
 
 @pytest.mark.parametrize("packed", ["lz4", "spam"])
 def test_bytes_that_are_not_compressed(packed: str) -> None:
     rows = Rows(1, 0, 1, COLUMNS, nbytes=128, packed=packed)
-    refused(frame(rows, b"garbage"), "cannot uncompress elements")
+    check_refused(frame(rows, b"garbage"), "cannot uncompress elements")
 
 
 def test_bytes_that_become_too_few() -> None:
     _, (squeezed,) = Compressor(COMPRESS_ALWAYS).compress([memoryview(bytes(5000))], 5000)
     columns, _ = pack_columns(rows_of(6000))
     rows = Rows(1, 0, 1, columns, nbytes=6016, packed="lz4")
-    refused(frame(rows, bytes(squeezed)), "5000 bytes instead of 6016")
+    check_refused(frame(rows, bytes(squeezed)), "5000 bytes instead of 6016")
 
 
 def test_segments_where_no_memory_is_shared() -> None:
-    refused(frame(Rows(1, 0, 1, COLUMNS, 0, 128)), "a segment where no memory is shared")
-    refused(frame(Slab(0, 4096, 1), kind=SLAB), "shared memory where none is used")
-    refused(frame(Release((1,))), "a release where no memory is shared", client=False)
+    check_refused(frame(Rows(1, 0, 1, COLUMNS, 0, 128)), "a segment where no memory is shared")
+    check_refused(frame(Slab(0, 4096, 1), kind=SLAB), "shared memory where none is used")
+    check_refused(frame(Release((1,))), "a release where no memory is shared", client=False)
 
 
 def test_a_segment_that_was_never_announced() -> None:
     rows = frame(Rows(1, 0, 1, COLUMNS, 5, 128))
-    refused(rows, "no segment 5 of 128 bytes", mapped=MappedSlabs())
+    check_refused(rows, "no segment 5 of 128 bytes", mapped=MappedSlabs())
 
 
 def test_a_slab_without_its_descriptor() -> None:
     announced = frame(Slab(0, 4096, 1), kind=SLAB)
-    refused(announced, "announced, but none came", mapped=MappedSlabs())
+    check_refused(announced, "announced, but none came", mapped=MappedSlabs())
 
 
 def test_descriptors_that_are_no_shared_memory() -> None:
     files = len(os.listdir("/proc/self/fd"))
     announced = frame(Slab(0, 4096, 1), kind=SLAB)
     null = os.open(os.devnull, os.O_RDONLY)
-    refused(announced, "unusable shared memory", mapped=MappedSlabs(), descriptors=(null,))
+    check_refused(announced, "unusable shared memory", mapped=MappedSlabs(), descriptors=(null,))
     plain = os.memfd_create("test", os.MFD_CLOEXEC)
-    refused(
+    check_refused(
         announced, "it is not sealed against shrinking", mapped=MappedSlabs(), descriptors=(plain,)
     )
-    refused(b"garbage" * 9, "not the head", mapped=MappedSlabs(), descriptors=(null, plain))
+    check_refused(b"garbage" * 9, "not the head", mapped=MappedSlabs(), descriptors=(null, plain))
     many = (null,) * 17
-    refused(
+    check_refused(
         frame(Done(1)),
         "descriptors arrived that were not announced",
         mapped=MappedSlabs(),
@@ -185,7 +189,7 @@ def with_check(body: bytes) -> bytes:
     return body + data_messages.check_bytes(data_messages.checksum([body]))
 
 
-def flipped(whole: bytes, bit: int) -> bytes:
+def flip_bit(whole: bytes, bit: int) -> bytes:
     damaged = bytearray(whole)
     damaged[bit // 8] ^= 1 << bit % 8
     return bytes(damaged)
@@ -197,7 +201,7 @@ def test_a_bit_that_flips_in_a_body_costs_one_frame() -> None:
     raw, connection = raw_pair(client=True)
     with raw, connection:
         for bit in range(8 * ahead, 8 * len(whole), 7):
-            raw.sendall(flipped(whole, bit) + frame(Done(1)))
+            raw.sendall(flip_bit(whole, bit) + frame(Done(1)))
             assert connection.receive() == (CHECKED, None)
             assert connection.receive() == (Done(1), None)
         raw.sendall(whole)
@@ -224,7 +228,7 @@ def test_a_worker_sends_the_checksum_of_every_byte(size: int) -> None:
     raw, client = raw_pair(client=True)
     with raw, client:
         for bit in [-1, -32, -33, -72, -8 * size // 2, -8 * size]:
-            sender = in_thread(raw.sendall, flipped(whole, bit) + whole)
+            sender = in_thread(raw.sendall, flip_bit(whole, bit) + whole)
             rows, columns = client.receive()
             assert isinstance(rows, Rows)
             assert columns is None
@@ -242,7 +246,7 @@ def test_damaged_bytes_are_not_uncompressed() -> None:
     whole = frame(rows, with_check(body))
     raw, connection = raw_pair(client=True)
     with raw, connection:
-        raw.sendall(flipped(whole, -33) + whole)
+        raw.sendall(flip_bit(whole, -33) + whole)
         assert connection.receive() == (rows, None)
         assert connection.receive()[1] is not None
 
@@ -250,14 +254,14 @@ def test_damaged_bytes_are_not_uncompressed() -> None:
 def test_a_bit_that_flips_before_the_body_ends_the_connection() -> None:
     whole = frame(CHECKED, with_check(BODY))
     for bit in range(8 * (len(whole) - len(with_check(BODY)))):
-        refused(flipped(whole, bit), "arrived damaged|not the head of a frame")
+        check_refused(flip_bit(whole, bit), "arrived damaged|not the head of a frame")
 
 
 def test_only_receive_reports_a_damaged_head_behind_a_message() -> None:
     """Both arrive at once, so the head is there when a reader asks whether more has come."""
     raw, connection = raw_pair(client=True)
     with raw, connection:
-        raw.sendall(frame(Done(1)) + flipped(frame(Done(2)), 11))
+        raw.sendall(frame(Done(1)) + flip_bit(frame(Done(2)), 11))
         assert connection.receive()[0] == Done(1)
         assert connection.pending()
         with pytest.raises(DataLossError, match="head of a frame"):
@@ -267,7 +271,7 @@ def test_only_receive_reports_a_damaged_head_behind_a_message() -> None:
 def test_a_worker_says_why_it_ends_a_connection() -> None:
     raw, connection = raw_pair(client=False)
     with raw, connection:
-        raw.sendall(flipped(frame(Fetch(1, 2, 3, 4)), 8 * data_messages.HEAD_SIZE))
+        raw.sendall(flip_bit(frame(Fetch(1, 2, 3, 4)), 8 * data_messages.HEAD_SIZE))
         with pytest.raises(DataLossError, match="a message of .* bytes arrived damaged"):
             connection.receive()
         said = raw.recv(1000)

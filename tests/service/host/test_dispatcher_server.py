@@ -60,7 +60,7 @@ def registration(dataset_id: str | None = None, request: str = "") -> RegisterDa
 
 
 @pytest.fixture
-def made():
+def make_dispatcher():
     """Makes dispatchers, which are stopped in the end."""
     with contextlib.ExitStack() as stack:
 
@@ -89,8 +89,8 @@ def put(dispatcher) -> None:
 # Life
 
 
-def test_it_answers_from_start_to_stop(made):
-    dispatcher = made()
+def test_it_answers_from_start_to_stop(make_dispatcher):
+    dispatcher = make_dispatcher()
     assert dispatcher.address == f"localhost:{dispatcher.port}"
     dispatcher.start()
     dispatcher.start()
@@ -106,8 +106,8 @@ def test_it_answers_from_start_to_stop(made):
         dispatcher.handle(GetStatus())
 
 
-def test_join_waits_for_stop(made):
-    dispatcher = made()
+def test_join_waits_for_stop(make_dispatcher):
+    dispatcher = make_dispatcher()
     dispatcher.start()
     waiting = threading.Thread(target=dispatcher.join)
     waiting.start()
@@ -116,15 +116,15 @@ def test_join_waits_for_stop(made):
     waiting.join()
 
 
-def test_stop_without_start(made):
-    dispatcher = made()
+def test_stop_without_start(make_dispatcher):
+    dispatcher = make_dispatcher()
     dispatcher.stop()
-    assert made(port=dispatcher.port).port == dispatcher.port
+    assert make_dispatcher(port=dispatcher.port).port == dispatcher.port
 
 
-def test_its_threads_end(made):
+def test_its_threads_end(make_dispatcher):
     before = set(threading.enumerate())  # Perhaps of a dispatcher that another test has dropped.
-    dispatcher = made()
+    dispatcher = make_dispatcher()
     dispatcher.start()
     dispatcher.handle(GetStatus())
     dispatcher.stop()
@@ -132,7 +132,7 @@ def test_its_threads_end(made):
     assert not [thread for thread in left if thread.name == "penstock-dispatcher"]
 
 
-def test_its_clock_continues_after_errors(made, monkeypatch, caplog):
+def test_its_clock_continues_after_errors(make_dispatcher, monkeypatch, caplog):
     ticks, gone_on = iter([KeyError("odd")]), threading.Event()
 
     def tick(ledger):
@@ -141,7 +141,7 @@ def test_its_clock_continues_after_errors(made, monkeypatch, caplog):
         gone_on.set()
 
     monkeypatch.setattr("penstock.service.host.journal.Ledger.tick", tick)
-    made(job_gc_check_interval_ms=10).start()
+    make_dispatcher(job_gc_check_interval_ms=10).start()
     assert gone_on.wait(60)
     assert "could not apply what has expired; tries again" in caplog.text
 
@@ -192,94 +192,94 @@ def test_a_program_ends_without_stop_and_leaves_nothing(tmp_path):
 # Settings
 
 
-def test_a_bad_port(made):
+def test_a_bad_port(make_dispatcher):
     with pytest.raises(
         UnfitServerError, match="port must be from 1 to 65535, or 0 for a free one, got -5"
     ):
-        made(port=-5)
+        make_dispatcher(port=-5)
 
 
-def test_a_port_in_use(made, tmp_path):
-    port = made().port
+def test_a_port_in_use(make_dispatcher, tmp_path):
+    port = make_dispatcher().port
     with pytest.raises(AlreadyExistsError, match=f"port {port} is in use; choose another"):
-        made(port=port, work_dir=str(tmp_path))
-    made(work_dir=str(tmp_path))  # It was not kept.
+        make_dispatcher(port=port, work_dir=str(tmp_path))
+    make_dispatcher(work_dir=str(tmp_path))  # It was not kept.
 
 
-def test_fault_tolerance_needs_a_folder(made):
+def test_fault_tolerance_needs_a_folder(make_dispatcher):
     with pytest.raises(
         InvalidArgumentError, match="fault_tolerant_mode needs a work_dir, got None; name a"
     ):
-        made(fault_tolerant_mode=True)
+        make_dispatcher(fault_tolerant_mode=True)
 
 
-def test_a_folder_is_made(made, tmp_path):
-    made(fault_tolerant_mode=True, work_dir=str(tmp_path / "a" / "b"))
+def test_a_folder_is_made(make_dispatcher, tmp_path):
+    make_dispatcher(fault_tolerant_mode=True, work_dir=str(tmp_path / "a" / "b"))
     files = {file.name for file in (tmp_path / "a" / "b").iterdir()}
     assert files >= {"arrays", "journal.sqlite", "plans"}
 
 
-def test_a_folder_that_cannot_be_made(made, tmp_path):
+def test_a_folder_that_cannot_be_made(make_dispatcher, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(
         FailedPreconditionError, match="dispatcher: work_dir: .* leads through a fi"
     ):
-        made(work_dir=str(tmp_path / "file" / "folder"))
+        make_dispatcher(work_dir=str(tmp_path / "file" / "folder"))
 
 
-def test_plans_that_cannot_be_kept(made, tmp_path):
+def test_plans_that_cannot_be_kept(make_dispatcher, tmp_path):
     (tmp_path / "plans").write_text("")
     with pytest.raises(FailedPreconditionError, match="dispatcher: .*plans' exists already; "):
-        made(work_dir=str(tmp_path))
+        make_dispatcher(work_dir=str(tmp_path))
     (tmp_path / "plans").unlink()
-    made(work_dir=str(tmp_path))
+    make_dispatcher(work_dir=str(tmp_path))
 
 
-def test_functions(made):
-    assert made(functions="by_reference").handle(HELLO).functions == "by_reference"
+def test_functions(make_dispatcher):
+    assert make_dispatcher(functions="by_reference").handle(HELLO).functions == "by_reference"
     with pytest.raises(InvalidArgumentError, match='"by_value" or "by_reference", got .by_magic'):
-        made(functions="by_magic")
+        make_dispatcher(functions="by_magic")
 
 
-def test_not_for_other_machines_without_a_token(made, monkeypatch, tmp_path, caplog):
+def test_not_for_other_machines_without_a_token(make_dispatcher, monkeypatch, tmp_path, caplog):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     for name in ("PENSTOCK_TOKEN", "PENSTOCK_TOKEN_FILE", "PENSTOCK_CERTIFICATES"):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(FailedPreconditionError, match="can be reached from other machines"):
-        made(host="0.0.0.0", token=None)
-    dispatcher = made(host="0.0.0.0")
+        make_dispatcher(host="0.0.0.0", token=None)
+    dispatcher = make_dispatcher(host="0.0.0.0")
     assert "server at 0.0.0.0:0: without TLS, anyone" in caplog.text
     assert dispatcher.address == f"{socket.gethostname()}:{dispatcher.port}"
 
 
 @pytest.mark.parametrize("mode", [0o755, 0o750, 0o770, 0o701, 0o1777])
-def test_a_work_dir_that_other_users_can_see_is_refused(made, tmp_path, mode):
+def test_a_work_dir_that_other_users_can_see_is_refused(make_dispatcher, tmp_path, mode):
     tmp_path.chmod(mode)
     with pytest.raises(
         PermissionDeniedError,
         match=f"dispatcher: work_dir: .* is open to other users .mode {mode:o}.; "
         f"chmod 700 {tmp_path}, or name a folder that does not exist yet",
     ):
-        made(work_dir=str(tmp_path))
+        make_dispatcher(work_dir=str(tmp_path))
     assert list(tmp_path.iterdir()) == []
-    made(work_dir=str(tmp_path / "inside"))
+    make_dispatcher(work_dir=str(tmp_path / "inside"))
     assert (tmp_path / "inside").stat().st_mode & 0o777 == 0o700
 
 
-def test_a_work_dir_that_is_made_is_private_with_any_umask(made, tmp_path):
+def test_a_work_dir_that_is_made_is_private_with_any_umask(make_dispatcher, tmp_path):
     before = os.umask(0)
     try:
-        made(work_dir=str(tmp_path / "a" / "b"))
+        make_dispatcher(work_dir=str(tmp_path / "a" / "b"))
     finally:
         os.umask(before)
     assert (tmp_path / "a" / "b").stat().st_mode & 0o777 == 0o700
 
 
-def test_the_token_of_the_user_is_found_by_all_processes(made, monkeypatch, tmp_path):
+def test_the_token_of_the_user_is_found_by_all_processes(make_dispatcher, monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     for name in ("PENSTOCK_TOKEN", "PENSTOCK_TOKEN_FILE", "PENSTOCK_CERTIFICATES"):
         monkeypatch.delenv(name, raising=False)
-    dispatcher = made(token=None)
+    dispatcher = make_dispatcher(token=None)
     dispatcher.start()
     client = ControlClient(dispatcher.address, Security.of_client(dispatcher.address))
     assert isinstance(client.call(HELLO), HelloReply)
@@ -289,20 +289,20 @@ def test_the_token_of_the_user_is_found_by_all_processes(made, monkeypatch, tmp_
 # Requests
 
 
-def test_hello(made):
-    welcome = made().handle(HELLO)
+def test_hello(make_dispatcher):
+    welcome = make_dispatcher().handle(HELLO)
     assert welcome.functions == "by_value"
     assert welcome.dispatcher
 
 
-def test_another_python_is_refused(made):
+def test_another_python_is_refused(make_dispatcher):
     problem = f"the dispatcher runs Python {PYTHON}, and this process 2.7; .*: use the same"
     with pytest.raises(FailedPreconditionError, match=problem):
-        made().handle(Hello("2.7"))
+        make_dispatcher().handle(Hello("2.7"))
 
 
-def test_plans_come_and_go(made):
-    dispatcher = made()
+def test_plans_come_and_go(make_dispatcher):
+    dispatcher = make_dispatcher()
     assert dispatcher.handle(PutPlan(DIGEST, 0, len(PLAN), PLAN[:5])) == PutPlanReply(5)
     with pytest.raises(FailedPreconditionError, match="plan .* has not arrived; send it first"):
         dispatcher.handle(registration())
@@ -312,8 +312,8 @@ def test_plans_come_and_go(made):
         dispatcher.handle(GetPlan("0" * 64))
 
 
-def test_requests_go_to_the_logic_and_its_refusals_come_back(made):
-    dispatcher = made()
+def test_requests_go_to_the_logic_and_its_refusals_come_back(make_dispatcher):
+    dispatcher = make_dispatcher()
     dispatcher.start()
     put(dispatcher)
     with client_of(dispatcher.address) as client:
@@ -326,15 +326,15 @@ def test_requests_go_to_the_logic_and_its_refusals_come_back(made):
             client.call(GetDataset("nothing"))
 
 
-def test_status(made):
-    dispatcher = made()
+def test_status(make_dispatcher):
+    dispatcher = make_dispatcher()
     assert dispatcher.status() == dispatcher.handle(GetStatus()).status
 
 
 # Remembering
 
 
-def started(work_dir, port: int = 0) -> tuple[subprocess.Popen, int]:
+def start_dispatcher(work_dir, port: int = 0) -> tuple[subprocess.Popen, int]:
     """A dispatcher in a process of its own."""
     program = (
         f"import sys; sys.path[:0] = {sys.path!r}\n"
@@ -352,30 +352,30 @@ def started(work_dir, port: int = 0) -> tuple[subprocess.Popen, int]:
     return process, int(process.stdout.readline())
 
 
-def killed(process: subprocess.Popen) -> None:
+def kill_process(process: subprocess.Popen) -> None:
     with process:
         os.kill(process.pid, signal.SIGKILL)
 
 
 def test_everything_continues_after_kill(tmp_path):
-    first, port = started(tmp_path)
+    first, port = start_dispatcher(tmp_path)
     with client_of(f"localhost:{port}") as client:
         welcome = client.call(HELLO)
         client.call(PutPlan(DIGEST, 0, len(PLAN), PLAN))
         registered = client.call(registration())
-        killed(first)
-        second, _ = started(tmp_path, port)
+        kill_process(first)
+        second, _ = start_dispatcher(tmp_path, port)
         try:
             assert client.call(HELLO) == welcome
             assert client.call(GetDataset(registered.dataset_id)).digest == DIGEST
             assert client.call(GetPlan(DIGEST)) == GetPlanReply(PLAN, len(PLAN))
             assert client.call(registration()) != registered
         finally:
-            killed(second)
+            kill_process(second)
 
 
 def test_requests_during_a_restart_are_answered_once_it_is_back(tmp_path):
-    first, port = started(tmp_path)
+    first, port = start_dispatcher(tmp_path)
     answers = []
     with client_of(f"localhost:{port}") as client:
         client.call(PutPlan(DIGEST, 0, len(PLAN), PLAN))
@@ -385,48 +385,48 @@ def test_requests_during_a_restart_are_answered_once_it_is_back(tmp_path):
 
         caller = threading.Thread(target=register)
         caller.start()
-        killed(first)
-        second, _ = started(tmp_path, port)
+        kill_process(first)
+        second, _ = start_dispatcher(tmp_path, port)
         try:
             caller.join()
             again = [client.call(registration(request=f"r{n}")) for n in range(200)]
         finally:
-            killed(second)
+            kill_process(second)
     assert answers == again
     assert len({answer.dataset_id for answer in answers}) == 200
 
 
-def test_without_a_folder_all_is_forgotten(made):
-    first = made()
+def test_without_a_folder_all_is_forgotten(make_dispatcher):
+    first = make_dispatcher()
     put(first)
     dataset_id = first.handle(registration()).dataset_id
     first.stop()
-    second = made(port=first.port)
+    second = make_dispatcher(port=first.port)
     with pytest.raises(NotFoundError, match=dataset_id):
         second.handle(GetDataset(dataset_id))
 
 
-def test_one_dispatcher_for_a_folder(made, tmp_path):
-    first = made(work_dir=str(tmp_path))
+def test_one_dispatcher_for_a_folder(make_dispatcher, tmp_path):
+    first = make_dispatcher(work_dir=str(tmp_path))
     with pytest.raises(
         AlreadyExistsError, match="is in use by another dispatcher .*; stop that one"
     ):
-        made(work_dir=str(tmp_path))
+        make_dispatcher(work_dir=str(tmp_path))
     put(first)
     assert isinstance(first.handle(registration()), RegisterDatasetReply)
 
 
-def test_a_damaged_journal(made, tmp_path):
+def test_a_damaged_journal(make_dispatcher, tmp_path):
     (tmp_path / "journal.sqlite").write_bytes(b"no" * 1000)
     with pytest.raises(DataLossError, match="journal.sqlite' is damaged .*; put a copy"):
-        made(work_dir=str(tmp_path))
+        make_dispatcher(work_dir=str(tmp_path))
     (tmp_path / "journal.sqlite").unlink()
-    made(work_dir=str(tmp_path))
+    make_dispatcher(work_dir=str(tmp_path))
 
 
-def test_a_long_journal_is_compacted_and_means_the_same(made, tmp_path, monkeypatch):
+def test_a_long_journal_is_compacted_and_means_the_same(make_dispatcher, tmp_path, monkeypatch):
     monkeypatch.setattr(journals, "_SLACK", 10)
-    first = made(work_dir=str(tmp_path))
+    first = make_dispatcher(work_dir=str(tmp_path))
     put(first)
     first.handle(registration("d"))
     lengths = []
@@ -439,14 +439,14 @@ def test_a_long_journal_is_compacted_and_means_the_same(made, tmp_path, monkeypa
     assert any(later < earlier for earlier, later in itertools.pairwise(lengths))
     facts = snapshot(first._handler.ledger._state)
     first.stop()
-    second = made(work_dir=str(tmp_path))
+    second = make_dispatcher(work_dir=str(tmp_path))
     assert second.handle(GetDataset("d")).digest == DIGEST
     assert second.handle(worker) == Ok()
     assert len(snapshot(second._handler.ledger._state)) == len(facts)
 
 
-def test_a_full_disk_refuses_in_words_and_stays_up(made, tmp_path):
-    dispatcher = made(work_dir=str(tmp_path))
+def test_a_full_disk_refuses_in_words_and_stays_up(make_dispatcher, tmp_path):
+    dispatcher = make_dispatcher(work_dir=str(tmp_path))
     put(dispatcher)
     file = dispatcher._handler.ledger._journal._file
     (pages,) = file.execute("PRAGMA page_count").fetchone()
@@ -469,9 +469,9 @@ def test_a_full_disk_refuses_in_words_and_stays_up(made, tmp_path):
     assert dispatcher.handle(registration(refused)) == RegisterDatasetReply(refused)
 
 
-def test_a_client_waits_until_the_disk_has_room(made, tmp_path, monkeypatch):
+def test_a_client_waits_until_the_disk_has_room(make_dispatcher, tmp_path, monkeypatch):
     monkeypatch.setattr("penstock.service.protocol.timing.CONTROL_WARNING", 0.0)
-    dispatcher = made(work_dir=str(tmp_path))
+    dispatcher = make_dispatcher(work_dir=str(tmp_path))
     dispatcher.start()
     put(dispatcher)
     journal, answers = dispatcher._handler.ledger._journal, []

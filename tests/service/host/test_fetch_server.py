@@ -15,7 +15,7 @@ from penstock.service.protocol import timing
 from penstock.service.protocol.data_messages import Done, Fetch, OpenTask, Progress, Rows
 from penstock.service.protocol.messages import Work
 from tests.integration.clusters import until
-from tests.service.host.wire_peers import in_thread, linked
+from tests.service.host.wire_peers import in_thread, open_link
 
 GATE = threading.Event()
 
@@ -39,7 +39,7 @@ def tasks_of(dataset: Any) -> Tasks:
 def test_a_client_learns_where_its_request_is(protocol: str) -> None:
     tasks = tasks_of(Dataset.range(9).map(hang))
     work = Work("digest", "job", "random", 0, 1, 7, (0,))
-    with linked(protocol) as (client, worker):
+    with open_link(protocol) as (client, worker):
         in_thread(serve, worker, tasks, FetchGate())
         GATE.clear()
         client.send(OpenTask(1, work), Fetch(3, 1, 0, 2))
@@ -75,7 +75,7 @@ def test_reports_stop_when_no_connection_is_served() -> None:
 
 
 def test_a_client_that_reads_nothing_blocks_no_other_client() -> None:
-    with linked("tcp") as (client, worker):
+    with open_link("tcp") as (client, worker):
         for number in range(200_000):
             if not worker._channel.has_room():
                 break

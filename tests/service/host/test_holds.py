@@ -32,7 +32,7 @@ def silent(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @contextlib.contextmanager
-def held(folder: str, wait: bool = False) -> Iterator[Hold]:
+def hold_folder(folder: str, wait: bool = False) -> Iterator[Hold]:
     hold = acquire(folder, wait)
     try:
         yield hold
@@ -44,12 +44,12 @@ def names(folder: str) -> list[str]:
     return sorted(os.listdir(folder))
 
 
-def opened(path: str) -> Journal[bytes]:
+def open_journal(path: str) -> Journal[bytes]:
     return Journal(path, encode=bytes, decode=bytes)
 
 
 def test_one_dispatcher_holds_a_folder(folder: str) -> None:
-    with held(folder) as first:
+    with hold_folder(folder) as first:
         first.check()
         with pytest.raises(
             AlreadyExistsError,
@@ -61,17 +61,17 @@ def test_one_dispatcher_holds_a_folder(folder: str) -> None:
 
 
 def test_a_released_folder_is_free_at_once(folder: str) -> None:
-    with held(folder) as first:
+    with hold_folder(folder) as first:
         assert (first.number, first.is_takeover) == (1, False)
     first.release()
-    with held(folder) as second:
+    with hold_folder(folder) as second:
         assert (second.number, second.is_takeover) == (2, False)
     assert names(folder) == ["hold-2"]
 
 
 def test_a_standby_waits_for_the_end_of_the_holder(folder: str) -> None:
     taken: list[Hold] = []
-    with held(folder):
+    with hold_folder(folder):
         standby = threading.Thread(target=lambda: taken.append(acquire(folder, wait=True)))
         standby.start()
     standby.join()
@@ -82,9 +82,9 @@ def test_a_standby_waits_for_the_end_of_the_holder(folder: str) -> None:
 @pytest.mark.usefixtures("silent")
 def test_a_silent_holder_loses_the_folder(folder: str, caplog: pytest.LogCaptureFixture) -> None:
     lost = threading.Event()
-    with held(folder) as first:
+    with hold_folder(folder) as first:
         first.on_loss = lost.set
-        with held(folder, wait=True) as second:
+        with hold_folder(folder, wait=True) as second:
             assert (second.number, second.is_takeover) == (2, True)
             assert "took work_dir" in caplog.text
             for use in (first.check, first.renew, first.check):
@@ -100,7 +100,7 @@ def test_a_holder_notices_its_loss_by_itself(
 ) -> None:
     monkeypatch.setattr(timing, "HOLD_RENEWAL", 0.01)
     lost = threading.Event()
-    with held(folder) as first:
+    with hold_folder(folder) as first:
         first.on_loss = lost.set
         holds._create(folder, 2)
         holds._remove_lower(folder, 2)
@@ -110,7 +110,7 @@ def test_a_holder_notices_its_loss_by_itself(
 
 @pytest.mark.usefixtures("silent")
 def test_a_holder_that_was_silent_continues_with_the_next_file(folder: str) -> None:
-    with held(folder) as first:
+    with hold_folder(folder) as first:
         first._renewed -= timing.HOLD_TRUST + 1.0
         first.check()
         assert first.number == 2
@@ -124,7 +124,7 @@ def test_a_disk_that_is_too_slow(folder: str, monkeypatch: pytest.MonkeyPatch) -
     """When the file is touched at last, a standby may have seen no sign for too long."""
     monkeypatch.setattr(timing, "HOLD_TRUST", -1.0)
     with (
-        held(folder) as hold,
+        hold_folder(folder) as hold,
         pytest.raises(UnavailableError, match="took longer than .* to touch a file, so a standby"),
     ):
         hold.check()
@@ -133,7 +133,7 @@ def test_a_disk_that_is_too_slow(folder: str, monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.usefixtures("silent")
 def test_a_holder_that_was_silent_while_a_standby_begins_to_take_over(folder: str) -> None:
     """The standby has created its file, and not yet deleted that of the holder."""
-    with held(folder) as first:
+    with hold_folder(folder) as first:
         claim = holds._create(folder, 2)
         first._renewed -= timing.HOLD_TRUST + 1.0
         with pytest.raises(UnavailableError, match="lost work_dir"):
@@ -148,7 +148,7 @@ def test_a_disk_that_fails_is_no_loss(
         raise OSError(5, "Input/output error")
 
     monkeypatch.setattr(timing, "HOLD_RENEWAL", 0.01)
-    with held(folder) as hold:
+    with hold_folder(folder) as hold:
         monkeypatch.setattr(os, "utime", fail)
         until(lambda: "hold-1 cannot be touched" in caplog.text)
         monkeypatch.undo()
@@ -178,7 +178,7 @@ def test_of_many_dispatchers_one_gets_the_folder(folder: str) -> None:
 
 @pytest.mark.filterwarnings(r"ignore:os\.fork\(\) was called:RuntimeWarning")  # Of JAX.
 def test_a_forked_child_does_not_release_the_folder(folder: str) -> None:
-    with held(folder) as hold:
+    with hold_folder(folder) as hold:
         child = os.fork()
         if not child:
             hold.release()
@@ -192,33 +192,33 @@ def test_a_forked_child_does_not_release_the_folder(folder: str) -> None:
 
 
 def test_the_journal_stays_where_it_is_unless_its_holder_may_write(folder: str) -> None:
-    with held(folder) as hold:
+    with hold_folder(folder) as hold:
         path = find_journal(folder, hold)
         assert path == os.path.join(folder, "journal.sqlite")
-        opened(path).close()
-    with held(folder) as hold:
+        open_journal(path).close()
+    with hold_folder(folder) as hold:
         assert find_journal(folder, hold) == path
 
 
 @pytest.mark.usefixtures("silent")
 def test_a_silent_holder_cannot_write_the_journal_of_the_next(folder: str) -> None:
-    with held(folder) as first:
-        old = opened(find_journal(folder, first))
+    with hold_folder(folder) as first:
+        old = open_journal(find_journal(folder, first))
         old.append([b"one", b"two"])
         old.compact([b"one and two"])
         old.append([b"three"])
-        with held(folder, wait=True) as second:
+        with hold_folder(folder, wait=True) as second:
             path = find_journal(folder, second)
-            new = opened(path)
+            new = open_journal(path)
             remove_other_journals(path)
             old.append([b"late"])
             new.append([b"four"])
             assert list(new.replay()) == [b"one and two", b"three", b"four"]
             new.close()
         old.close()
-    with held(folder) as third:
+    with hold_folder(folder) as third:
         assert find_journal(folder, third) == path
-        again = opened(path)
+        again = open_journal(path)
         assert list(again.replay()) == [b"one and two", b"three", b"four"]
         again.close()
     assert [name for name in names(folder) if "journal" in name] == ["journal-2.sqlite"]
@@ -237,12 +237,12 @@ def test_a_journal_that_changes_while_it_is_copied_is_copied_again(
         if len(copies) == 1:
             old.compact([b"all"])
 
-    with held(folder) as first:
-        old = opened(find_journal(folder, first))
+    with hold_folder(folder) as first:
+        old = open_journal(find_journal(folder, first))
         old.append([b"some"])
         monkeypatch.setattr(shutil, "copyfile", copy_while_it_is_compacted)
-        with held(folder, wait=True) as second:
-            new = opened(find_journal(folder, second))
+        with hold_folder(folder, wait=True) as second:
+            new = open_journal(find_journal(folder, second))
             assert list(new.replay()) == [b"all"]
             assert len(copies) == 2
             new.close()
@@ -252,7 +252,7 @@ def test_a_journal_that_changes_while_it_is_copied_is_copied_again(
 def test_sqlite_itself_still_refuses_two_writers(folder: str) -> None:
     """If a hold were given twice by mistake, the second dispatcher could not open the journal."""
     path = os.path.join(folder, "journal.sqlite")
-    journal = opened(path)
+    journal = open_journal(path)
     other = sqlite3.connect(path, timeout=0.0)
     with pytest.raises(sqlite3.OperationalError, match="locked"):
         other.execute("SELECT * FROM facts")

@@ -21,7 +21,7 @@ from penstock.service.host import journal as journals
 from penstock.service.host.journal import Journal
 
 
-def opened(path) -> Journal[str]:
+def open_journal(path) -> Journal[str]:
     return Journal(str(path), str.encode, bytes.decode)
 
 
@@ -32,13 +32,13 @@ def path(tmp_path):
 
 @pytest.fixture
 def journal(path):
-    journal = opened(path)
+    journal = open_journal(path)
     yield journal
     journal.close()
 
 
 def facts_in(path) -> list[str]:
-    journal = opened(path)
+    journal = open_journal(path)
     try:
         return list(journal.replay())
     finally:
@@ -53,7 +53,7 @@ def test_facts_come_back_in_order(journal, path):
     assert len(journal) == 3
     journal.close()
     journal.close()
-    again = opened(path)
+    again = open_journal(path)
     assert len(again) == 3
     again.append(["d"])
     again.close()
@@ -124,7 +124,7 @@ def test_one_process_at_a_time(journal, path, monkeypatch):
     with pytest.raises(
         AlreadyExistsError, match="work_dir .* is in use by another dispatcher; stop"
     ):
-        opened(path)
+        open_journal(path)
     program = f"import sys; sys.path[:0] = {sys.path!r}\n" + (
         "from penstock.service.host.journal import Journal\n"
         f"Journal({str(path)!r}, str.encode, bytes.decode)"
@@ -147,7 +147,7 @@ def test_a_journal_is_free_when_it_was_closed(journal, path):
 def test_a_file_of_something_else(path):
     path.write_bytes(b"a diary" * 1000)
     with pytest.raises(DataLossError, match="is damaged .file is not a database.; put a copy"):
-        opened(path)
+        open_journal(path)
 
 
 def test_a_database_of_something_else(path):
@@ -155,7 +155,7 @@ def test_a_database_of_something_else(path):
         file.execute("CREATE TABLE songs (name TEXT)")
     file.close()
     with pytest.raises(FailedPreconditionError, match="is not the journal of a dispatcher; choose"):
-        opened(path)
+        open_journal(path)
 
 
 def test_a_journal_of_a_later_penstock(journal, path):
@@ -166,18 +166,18 @@ def test_a_journal_of_a_later_penstock(journal, path):
     with pytest.raises(
         FailedPreconditionError, match="has format 2, of a newer pen.* up to 1; upgrade"
     ):
-        opened(path)
+        open_journal(path)
 
 
 def test_a_folder_that_does_not_exist(tmp_path):
     with pytest.raises(FailedPreconditionError, match="cannot be opened .unable to open database"):
-        opened(tmp_path / "none" / "journal")
+        open_journal(tmp_path / "none" / "journal")
 
 
 # Damage
 
 
-def changed(path, statement: str) -> None:
+def change_file(path, statement: str) -> None:
     with contextlib.closing(sqlite3.connect(path)) as file, file:
         file.execute(statement)
     file.close()
@@ -196,7 +196,7 @@ def changed(path, statement: str) -> None:
 def test_facts_that_were_changed(journal, path, statement, problem):
     journal.append(["a", "b", "c"])
     journal.close()
-    changed(path, statement)
+    change_file(path, statement)
     with pytest.raises(DataLossError, match=f"is damaged .*{problem}.*; put a copy"):
         facts_in(path)
 
@@ -208,7 +208,7 @@ def test_a_fact_that_cannot_be_decoded(journal):
         list(journal.replay())
 
 
-def copied(path, folder):
+def copy_journal(path, folder):
     """What a power loss now would leave at best: the file and its log."""
     for end in ("", "-wal"):
         if os.path.exists(f"{path}{end}"):
@@ -217,7 +217,7 @@ def copied(path, folder):
 
 
 @pytest.fixture
-def written(journal, path, tmp_path):
+def copied_journal(journal, path, tmp_path):
     """Facts in the file and in its log, of which a part was copied to the file; and all of them."""
     facts = [f"fact {number} " + "x" * 100 for number in range(200)]
     journal.append(facts[:40])
@@ -230,7 +230,7 @@ def written(journal, path, tmp_path):
         journal.append(facts[at : at + 15])
     (tmp_path / "copy").mkdir()
     (tmp_path / "cut").mkdir()
-    return copied(path, tmp_path / "copy"), facts
+    return copy_journal(path, tmp_path / "copy"), facts
 
 
 def places(size: int, seed: int) -> list[int]:
@@ -241,12 +241,14 @@ def places(size: int, seed: int) -> list[int]:
 
 
 @pytest.mark.parametrize("end", ["", "-wal"])
-def test_a_journal_cut_at_any_byte_gives_its_first_facts_or_is_refused(written, end, tmp_path):
-    copy, facts = written
-    assert len(facts_in(copied(copy, tmp_path / "cut"))) == len(facts)
+def test_a_journal_cut_at_any_byte_gives_its_first_facts_or_is_refused(
+    copied_journal, end, tmp_path
+):
+    copy, facts = copied_journal
+    assert len(facts_in(copy_journal(copy, tmp_path / "cut"))) == len(facts)
     found = []
     for at in places(os.path.getsize(f"{copy}{end}"), 1):
-        path = copied(copy, tmp_path / "cut")
+        path = copy_journal(copy, tmp_path / "cut")
         os.truncate(f"{path}{end}", at)
         with contextlib.suppress(DataLossError):
             found.append(facts_in(path))
@@ -256,10 +258,12 @@ def test_a_journal_cut_at_any_byte_gives_its_first_facts_or_is_refused(written, 
 
 
 @pytest.mark.parametrize("end", ["", "-wal"])
-def test_a_journal_with_a_flipped_bit_gives_its_first_facts_or_is_refused(written, end, tmp_path):
-    copy, facts = written
+def test_a_journal_with_a_flipped_bit_gives_its_first_facts_or_is_refused(
+    copied_journal, end, tmp_path
+):
+    copy, facts = copied_journal
     for at in places(os.path.getsize(f"{copy}{end}"), 2):
-        path = copied(copy, tmp_path / "cut")
+        path = copy_journal(copy, tmp_path / "cut")
         with open(f"{path}{end}", "r+b") as file:
             file.seek(at)
             byte = file.read(1)[0]
@@ -275,15 +279,15 @@ def test_a_file_without_its_beginning(journal, path):
     journal.close()
     os.truncate(path, 0)
     with pytest.raises(DataLossError, match="is damaged .the file is empty.; put a copy"):
-        opened(path)
+        open_journal(path)
     assert os.path.getsize(path) == 0
 
 
-def test_a_log_without_its_file(written):
-    copy, _ = written
+def test_a_log_without_its_file(copied_journal):
+    copy, _ = copied_journal
     os.unlink(copy)
     with pytest.raises(DataLossError, match="the file is gone, and its log is still there"):
-        opened(copy)
+        open_journal(copy)
     assert os.path.exists(f"{copy}-wal")
 
 
@@ -295,7 +299,7 @@ def test_a_journal_that_was_not_made_is_made_the_next_time(path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(Journal, "_prepare", fail)
         with pytest.raises(DataLossError, match="disk I/O error"):
-            opened(path)
+            open_journal(path)
     assert facts_in(path) == []
 
 
@@ -352,7 +356,7 @@ def test_a_journal_that_may_not_be_written(journal, path, monkeypatch):
         Journal, "_connect", lambda self: sqlite3.connect(f"file:{self._path}?mode=ro", uri=True)
     )
     with pytest.raises(ResourceExhaustedError, match="cannot be used .disk I/O error.; free some"):
-        opened(path)
+        open_journal(path)
 
 
 # A disk that takes its time

@@ -30,7 +30,7 @@ REGISTER = RegisterDataset("digest", "s", b"spec", Shape("random", length=10**9)
 OPEN = OpenIteration("c", "job", 0, "data", JobOptions(1), 7, (1,))
 
 
-def made(path, name: str = "d") -> Ledger:
+def make_ledger(path, name: str = "d") -> Ledger:
     return Ledger(Settings(dispatcher=name), str(path / "journal"))
 
 
@@ -44,7 +44,7 @@ def answer(ledger: Ledger, request: Request) -> Any:
 @pytest.fixture
 def ledger(tmp_path):
     """With a reader of a named job."""
-    ledger = made(tmp_path)
+    ledger = make_ledger(tmp_path)
     answer(ledger, REGISTER)
     answer(ledger, OPEN)
     yield ledger
@@ -118,7 +118,7 @@ def test_a_full_disk_changes_nothing_but_who_was_heard_of(ledger, tmp_path, monk
     assert ranges(first) == [StreamRange(0, 0, 10)]
     after = snapshot(ledger._state)
     ledger.close()
-    again = made(tmp_path)
+    again = make_ledger(tmp_path)
     assert snapshot(again._state)[1:-1] == after[1:-1]
     again.close()
 
@@ -146,7 +146,7 @@ def test_a_dispatcher_says_in_its_log_that_facts_were_lost(ledger, tmp_path, cap
     for end in ("", "-wal"):
         shutil.copy(tmp_path / f"journal{end}", copy / f"journal{end}")
     last = answer(ledger, Lease("c", 2, 10)).last
-    older = made(copy, "e")
+    older = make_ledger(copy, "e")
     for _ in range(2):
         with pytest.raises(NotFoundError, match=f"knows of fact {last.number}, and the journal"):
             answer(older, Lease("c", 3, 10, last=last))
@@ -162,7 +162,7 @@ def test_journals_of_all_formats_are_read(recorded, tmp_path):
     shutil.copy(recorded, tmp_path / "journal")
     expected = json.loads(recorded.with_suffix(".json").read_text())
     for _ in range(2):  # The first start writes a snapshot in today's format.
-        ledger = made(tmp_path)
+        ledger = make_ledger(tmp_path)
         assert with_keys_of(describe(ledger.status()), expected) == expected
         ledger.close()
 

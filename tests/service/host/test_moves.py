@@ -78,7 +78,7 @@ def dial(info: WorkerInfo, work: Work) -> Connection:
 
 
 @pytest.fixture(autouse=True)
-def closed() -> Iterator[None]:
+def close_all() -> Iterator[None]:
     yield
     while OPEN:
         OPEN.pop().close()
@@ -91,7 +91,7 @@ def peers(dataset: Dataset) -> Iterator[tuple[Peer, Peer]]:
         yield leaves, stays
 
 
-def buffered(held: int = 20, made: Any = None, size: int = 512) -> Dataset:
+def buffer_numbers(held: int = 20, made: Any = None, size: int = 512) -> Dataset:
     """Numbers behind a shuffle buffer that holds `held` arrays of 4 KB."""
     numbers = Dataset.range(COUNT).scan(np.int64(0), lambda total, x: (total + x, x))
     numbers = numbers.map(lambda x: np.full(size, x)).shuffle(held, seed=3)
@@ -104,7 +104,7 @@ def buffered(held: int = 20, made: Any = None, size: int = 512) -> Dataset:
     return numbers.map(take_first, output_signature=Dataset.range(1).element_spec)
 
 
-def summed(made: Any = None) -> Dataset:
+def sum_numbers(made: Any = None) -> Dataset:
     """Sums of numbers, which have small states."""
 
     def note(x: Any) -> Any:
@@ -168,7 +168,7 @@ def leave(peer: Peer, reader: Reader, start: int) -> int:
 def test_a_large_state_moves_while_elements_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(moves, "PART", 8 << 10)
     made: list[int] = []
-    dataset = buffered(made=made.append)
+    dataset = buffer_numbers(made=made.append)
     expected = [int(x) for x in dataset]
     with peers(dataset) as (old, new):
         reader = Reader(old, new.info)
@@ -187,7 +187,7 @@ def test_a_large_state_moves_while_elements_are_made(monkeypatch: pytest.MonkeyP
 def test_elements_are_made_until_the_next_worker_has_loaded_the_plan() -> None:
     """Also if the state is small."""
     made: list[int] = []
-    dataset = summed(made.append)
+    dataset = sum_numbers(made.append)
     expected = [int(x) for x in dataset]
     with peers(dataset) as (old, new):
         reader = Reader(old, new.info)
@@ -222,7 +222,7 @@ def test_what_a_cache_holds_moves(
     monkeypatch.setattr(moves, "PART", 8 << 10)
     made: list[int] = []
     count = 300
-    dataset = cached(count, size, made.append)
+    dataset = cache_arrays(count, size, made.append)
     expected = 3 * [x * (x + 1) // 2 for x in range(count)]
     with peers(dataset) as (old, new):
         reader = Reader(old, new.info)
@@ -239,7 +239,7 @@ def test_what_a_cache_holds_moves(
     assert not caplog.records
 
 
-def cached(count: int, size: int, made: Any) -> Dataset:
+def cache_arrays(count: int, size: int, made: Any) -> Dataset:
     """Three passes through a cache of arrays that one worker computes in order."""
 
     def note(x: Any) -> Any:
@@ -253,7 +253,7 @@ def cached(count: int, size: int, made: Any) -> Dataset:
 
 def test_a_worker_passes_on_a_cache_that_it_was_given() -> None:
     made: list[int] = []
-    dataset = cached(300, 1, made.append)
+    dataset = cache_arrays(300, 1, made.append)
     with peers(dataset) as (old, new), peers(dataset) as (newer, _):
         reader, expected = Reader(old, new.info), [int(x) for x in dataset]
         made.clear()
@@ -272,7 +272,7 @@ def test_a_worker_passes_on_a_cache_that_it_was_given() -> None:
 def test_a_cache_of_objects_stays_behind(caplog: pytest.LogCaptureFixture) -> None:
     made: list[int] = []
     count = 300
-    numbers = summed(made.append).take(count).map(lambda x: Dataset.range(1))
+    numbers = sum_numbers(made.append).take(count).map(lambda x: Dataset.range(1))
     dataset = numbers.cache().repeat(2).flat_map(lambda x: x)
     with peers(dataset) as (old, new):
         reader = Reader(old, new.info)
@@ -293,7 +293,7 @@ def test_a_large_state_moves_without_a_cache_that_cannot_move(
     why: str, reason: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(moves, "PART", 8 << 10)
-    dataset = Dataset.zip(cached(300, 512, [].append), buffered()).map(lambda x, _: x)
+    dataset = Dataset.zip(cache_arrays(300, 512, [].append), buffer_numbers()).map(lambda x, _: x)
     expected = [int(x) for x in dataset]
     with peers(dataset) as (old, new):
         if why == "full":
@@ -324,7 +324,7 @@ def test_a_large_state_moves_without_a_cache_that_cannot_move(
 def test_the_consumers_of_a_coordinated_read_continue_where_the_stream_was() -> None:
     """Each counts its own elements."""
     made: list[int] = []
-    dataset = summed(made.append)
+    dataset = sum_numbers(made.append)
     expected = [int(x) for x in dataset]
     with peers(dataset) as (old, new):
         works = [msgspec.structs.replace(WORK, consumers=2, consumer=c) for c in range(2)]
@@ -354,7 +354,7 @@ def test_the_consumers_of_a_coordinated_read_continue_where_the_stream_was() -> 
 def test_a_worker_stays_until_a_slow_consumer_has_what_was_made_for_it() -> None:
     """The state that has moved is behind these elements."""
     made: list[int] = []
-    dataset = buffered(made=made.append)
+    dataset = buffer_numbers(made=made.append)
     expected = [int(x) for x in dataset]
     with peers(dataset) as (old, new):
         works = [msgspec.structs.replace(WORK, consumers=2, consumer=c) for c in range(2)]
@@ -401,7 +401,7 @@ def test_a_client_learns_where_a_stream_continues_before_its_requests_are_refuse
         until(lambda: not move.is_pending)
         return news
 
-    with peers(summed(wait)) as (old, new):
+    with peers(sum_numbers(wait)) as (old, new):
         reader = Reader(old, new.info)
         for start in range(8):
             reader.read(start)
@@ -426,7 +426,7 @@ def test_a_client_learns_where_a_stream_continues_before_its_requests_are_refuse
 
 def test_elements_that_were_made_are_sent_after_the_stream_was_handed_over() -> None:
     made: list[int] = []
-    with peers(summed(made.append)) as (old, new):
+    with peers(sum_numbers(made.append)) as (old, new):
         first, second = (Reader(old, new.info) for _ in range(2))
         for number in range(9):
             first.read(number)
@@ -451,7 +451,7 @@ def test_elements_that_were_made_are_sent_after_the_stream_was_handed_over() -> 
 def test_no_element_is_begun_that_would_end_after_half_of_the_grace_period() -> None:
     now, clock = [0.0], Runtime()
     clock.now = lambda: now[0]  # type: ignore[method-assign]
-    task = state_parts(summed(), 2)
+    task = state_parts(sum_numbers(), 2)
     [stream] = task._tasks.pool.streams.values()
     info = WorkerInfo("stays", "localhost:1", "host", {})
     move = moves.Move(stream, WORK, info, dial, clock, until=15.0)
@@ -464,7 +464,7 @@ def test_no_element_is_begun_that_would_end_after_half_of_the_grace_period() -> 
 
 
 def test_a_stream_that_was_not_begun_is_handed_back_at_once() -> None:
-    with peers(summed()) as (old, new):
+    with peers(sum_numbers()) as (old, new):
         new.may_load.clear()
         reader = Reader(old, new.info)
         until(lambda: len(old.gate.reporter.servers) == 1)
@@ -476,7 +476,7 @@ def test_a_stream_that_was_not_begun_is_handed_back_at_once() -> None:
 
 
 def test_each_stream_moves_to_the_worker_that_was_named_for_it() -> None:
-    dataset = summed()
+    dataset = sum_numbers()
     third = Peer("third", dataset)
     with peers(dataset) as (old, new), third.listener:
         reader = Reader(old, new.info)
@@ -501,7 +501,7 @@ def test_each_stream_moves_to_the_worker_that_was_named_for_it() -> None:
 
 def test_an_idle_stream_moves_without_a_request() -> None:
     made: list[int] = []
-    dataset = buffered(made=made.append)
+    dataset = buffer_numbers(made=made.append)
     expected = [int(x) for x in dataset]
     with peers(dataset) as (old, new):
         reader = Reader(old, new.info)
@@ -543,7 +543,7 @@ def test_without_a_successor_the_state_travels_through_the_client(
     why: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "penstock.service")
-    dataset = buffered()
+    dataset = buffer_numbers()
     expected = [int(x) for x in dataset]
     with peers(dataset) as (old, new):
         reasons = {
@@ -592,7 +592,7 @@ def test_a_stream_whose_elements_fail_moves_as_well() -> None:
             raise ValueError(x)
 
     fails: list[bool] = []
-    dataset = buffered(made=fail)
+    dataset = buffer_numbers(made=fail)
     expected = [int(x) for x in dataset]
     with peers(dataset) as (old, new):
         reader = Reader(old, new.info)
@@ -608,7 +608,7 @@ def test_a_stream_whose_elements_fail_moves_as_well() -> None:
 
 
 def test_a_client_that_names_no_successor_gets_the_state_as_before() -> None:
-    with peers(buffered()) as (old, _):
+    with peers(buffer_numbers()) as (old, _):
         reader = Reader(old)
         for start in range(8):
             reader.read(start)
@@ -630,7 +630,7 @@ def test_a_move_is_given_up_after_a_part_of_the_grace_period() -> None:
         seen.append(x)
 
     seen: list[int] = []
-    dataset = buffered(made=hang)
+    dataset = buffer_numbers(made=hang)
     with peers(dataset) as (old, new):
         reader = Reader(old, new.info)
         for start in range(4):
@@ -666,7 +666,7 @@ def test_a_large_state_moves_even_if_its_last_element_is_made_before_moves_begin
         seen.append(x)
 
     seen: list[int] = []
-    dataset = buffered(made=wait)
+    dataset = buffer_numbers(made=wait)
     with peers(dataset) as (old, new):
         reader = Reader(old, new.info)
         for start in range(4):
@@ -740,7 +740,7 @@ def test_a_successor_that_stops_to_read_does_not_hold_up_the_stream(
 
 def test_a_stream_that_ends_meanwhile_needs_no_move(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(moves, "StateSender", None)  # None is made.
-    with peers(buffered(held=COUNT)) as (old, new):
+    with peers(buffer_numbers(held=COUNT)) as (old, new):
         reader = Reader(old, new.info)
         assert len(reader.read_all(0)) == COUNT
         old.gate.close()
@@ -757,7 +757,7 @@ def state_parts(dataset: Dataset, count: int) -> Any:
 
 
 def test_a_state_for_a_task_that_is_not_open() -> None:
-    with peers(buffered()) as (_, new):
+    with peers(buffer_numbers()) as (_, new):
         connection = dial(new.info, WORK)
         connection.send(AddState(5, 1))
         found = connection.receive()[0]
@@ -770,7 +770,7 @@ def test_states_are_refused_that_no_stream_needs_or_that_are_damaged() -> None:
     task = state_parts(Dataset.range(9), 2)
     with pytest.raises(InvalidArgumentError, match="continues anywhere without a state"):
         task.add_state(AddState(1, 1))
-    task = state_parts(buffered(), 2)
+    task = state_parts(buffer_numbers(), 2)
     with pytest.raises(InvalidArgumentError, match="a damaged state"):
         task.add_state(AddState(1, 1, b"\xc1"))
     unknown = {"penstock": {"numbers": np.int64(3).tobytes()}}
@@ -779,7 +779,7 @@ def test_states_are_refused_that_no_stream_needs_or_that_are_damaged() -> None:
 
 
 def test_parts_of_caches_are_refused_that_do_not_continue_what_is_there() -> None:
-    task = state_parts(cached(9, 1, print), 2)
+    task = state_parts(cache_arrays(9, 1, print), 2)
     chunk = msgspec.msgpack.encode(encode(Chunk.of([np.arange(1)] * 2), as_text=False))
     with pytest.raises(InvalidArgumentError, match="cache 0 from 1 on, but this worker does not"):
         task.add_state(AddState(1, 1, cached=CachedPart(0, 1, chunk)))
@@ -798,7 +798,7 @@ def test_parts_of_caches_are_refused_that_do_not_continue_what_is_there() -> Non
 
 
 def test_a_worker_keeps_no_more_states_than_it_may_until_they_are_read() -> None:
-    task = state_parts(buffered(), 2)
+    task = state_parts(buffer_numbers(), 2)
     pool, [stream] = task._tasks.pool, task._tasks.pool.streams.values()
     pool.most_moved = 100
     pool.reserve(stream, 60)
@@ -812,7 +812,7 @@ def test_a_state_that_was_moved_is_kept_for_longer_than_an_idle_stream(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(timing, "IDLE_STREAM", -1.0)
-    task = state_parts(buffered(), 2)
+    task = state_parts(buffer_numbers(), 2)
     tasks = task._tasks
     [stream] = tasks.pool.streams.values()
     tasks.pool.reserve(stream, 60)

@@ -39,7 +39,7 @@ def send(plans: PlanStore, plan: bytes, size: int = 100) -> None:
         offset = plans.put(digest, offset, len(plan), plan[offset : offset + size])
 
 
-def received(plans: PlanStore, digest: str) -> bytes:
+def receive_plan(plans: PlanStore, digest: str) -> bytes:
     """As a worker does."""
     content, total = plans.get(digest)
     while len(content) < total:
@@ -51,8 +51,8 @@ def test_a_plan_comes_in_parts_and_goes_in_parts(plans):
     large = bytes(PART) + b"end"
     send(plans, PLAN)
     send(plans, large, PART)
-    assert received(plans, DIGEST) == PLAN
-    assert received(plans, hashlib.sha256(large).hexdigest()) == large
+    assert receive_plan(plans, DIGEST) == PLAN
+    assert receive_plan(plans, hashlib.sha256(large).hexdigest()) == large
     assert DIGEST in plans
 
 
@@ -69,7 +69,7 @@ def test_parts_may_be_repeated_and_come_too_early(plans):
     assert plans.put(DIGEST, 20, len(PLAN), PLAN[20:30]) == 10
     assert plans.put(DIGEST, 10, len(PLAN), PLAN[10:]) == len(PLAN)
     assert plans.put(DIGEST, 10, len(PLAN), PLAN[10:]) == len(PLAN)
-    assert received(plans, DIGEST) == PLAN
+    assert receive_plan(plans, DIGEST) == PLAN
 
 
 def test_many_clients_send_one_plan(plans):
@@ -78,7 +78,7 @@ def test_many_clients_send_one_plan(plans):
         thread.start()
     for thread in threads:
         thread.join()
-    assert received(plans, DIGEST) == PLAN
+    assert receive_plan(plans, DIGEST) == PLAN
 
 
 def test_plans_survive_and_parts_do_not(folder_plans, tmp_path):
@@ -86,7 +86,7 @@ def test_plans_survive_and_parts_do_not(folder_plans, tmp_path):
     other = hashlib.sha256(b"other").hexdigest()
     folder_plans.put(other, 0, 5, b"oth")
     again = PlanStore(str(tmp_path / "plans"))
-    assert received(again, DIGEST) == PLAN
+    assert receive_plan(again, DIGEST) == PLAN
     assert again.put(other, 0, 5, b"") == 0
     assert os.listdir(tmp_path / "plans") == [DIGEST]
 
@@ -96,7 +96,7 @@ def test_other_bytes_than_the_digest_says(plans):
         plans.put(DIGEST, 0, 3, b"abc")
     assert DIGEST not in plans
     send(plans, PLAN)
-    assert received(plans, DIGEST) == PLAN
+    assert receive_plan(plans, DIGEST) == PLAN
 
 
 def test_a_plan_that_was_changed_on_disk_is_not_given(folder_plans, tmp_path):
@@ -106,7 +106,7 @@ def test_a_plan_that_was_changed_on_disk_is_not_given(folder_plans, tmp_path):
     with pytest.raises(NotFoundError, match="is not known"):
         again.get(DIGEST)
     send(again, PLAN)
-    assert received(again, DIGEST) == PLAN
+    assert receive_plan(again, DIGEST) == PLAN
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_two_sizes_of_one_plan(plans):
     with pytest.raises(InvalidArgumentError, match=f"has {len(PLAN)} bytes, not 20"):
         plans.put(DIGEST, 10, 20, PLAN[:10])
     send(plans, PLAN)
-    assert received(plans, DIGEST) == PLAN
+    assert receive_plan(plans, DIGEST) == PLAN
 
 
 def test_plans_that_are_too_large(tmp_path):
@@ -155,7 +155,7 @@ def test_a_full_disk(folder_plans, tmp_path):
     with pytest.raises(UnavailableError, match="dispatcher: no space is left for .*; free some"):
         folder_plans.put(DIGEST, 0, len(PLAN), PLAN[:10])
     send(folder_plans, PLAN)
-    assert received(folder_plans, DIGEST) == PLAN
+    assert receive_plan(folder_plans, DIGEST) == PLAN
 
 
 def test_a_folder_that_cannot_be_made(tmp_path):
@@ -192,7 +192,7 @@ def test_what_is_forgotten_leaves_no_bytes(plans):
         short = bytes([number]) * 700 + b"short"
         digest = hashlib.sha256(short).hexdigest()
         send(plans, short)
-        assert received(plans, digest) == short
+        assert receive_plan(plans, digest) == short
         if number == 25:
             plans.forget(DIGEST)
         plans.forget(digest)
@@ -200,14 +200,14 @@ def test_what_is_forgotten_leaves_no_bytes(plans):
     plans.forget("0" * 64)
     assert bytes_of(plans) <= before
     for plan in kept:
-        assert received(plans, hashlib.sha256(plan).hexdigest()) == plan
+        assert receive_plan(plans, hashlib.sha256(plan).hexdigest()) == plan
 
 
 def test_a_plan_that_is_sent_again_meanwhile_is_not_forgotten(plans):
     plans.put(DIGEST, 0, len(PLAN), PLAN[:100])
     plans.forget(DIGEST)
     plans.put(DIGEST, 100, len(PLAN), PLAN[100:])
-    assert received(plans, DIGEST) == PLAN
+    assert receive_plan(plans, DIGEST) == PLAN
 
 
 def test_strays_are_plans_that_no_dataset_has(plans):

@@ -38,7 +38,7 @@ def cluster():
         yield made
 
 
-def opened(dataset, state=None, **arguments):
+def open_remote(dataset, state=None, **arguments):
     """The stream of a distributed dataset, without an iterator around it."""
     tap = open_plan(dataset.__plan__, state, Context(ENVIRONMENT, (0,), 7))
     [remote] = tap.inputs
@@ -46,14 +46,14 @@ def opened(dataset, state=None, **arguments):
     return remote
 
 
-def drained(remote, limit):
+def drain_remote(remote, limit):
     with contextlib.suppress(StopIteration):
         while True:
             remote.pull(limit)
 
 
 def test_it_gives_as_many_as_are_asked_for_at_most(cluster):
-    remote = opened(Dataset.range(100).apply(cluster.distribute()))
+    remote = open_remote(Dataset.range(100).apply(cluster.distribute()))
     found = []
     while len(found) < 100:
         chunk = remote.pull(7)
@@ -69,7 +69,7 @@ def test_it_gives_as_many_as_are_asked_for_at_most(cluster):
 
 def test_a_waiting_stream_can_be_interrupted(cluster):
     calls = Calls()
-    remote = opened(Dataset.range(9).map(calls).apply(cluster.distribute()))
+    remote = open_remote(Dataset.range(9).map(calls).apply(cluster.distribute()))
     calls.shut()
     before = calls.count
     failures = []
@@ -101,7 +101,7 @@ def pulled_with_states(remote):
 
 
 def test_a_reader_of_a_named_job_pulls_what_is_sure(cluster):
-    remote = opened(Dataset.range(23).apply(cluster.distribute(job_name="a job")))
+    remote = open_remote(Dataset.range(23).apply(cluster.distribute(job_name="a job")))
     pulled = [x for _, elements in pulled_with_states(remote) for x in elements]
     assert pulled == list(range(len(pulled)))
     remote.close()
@@ -111,11 +111,11 @@ def test_a_reader_of_a_named_job_pulls_what_is_sure(cluster):
 @pytest.mark.parametrize("arguments", [{}, {"mode": "parallel_epochs"}])
 def test_a_state_is_exact_at_every_pull(cluster, arguments):
     made = Dataset.range(23).apply(cluster.distribute(**arguments))
-    remote = opened(made)
+    remote = open_remote(made)
     before = list(pulled_with_states(remote))
     remote.close()
     for state, elements in before:
-        again = opened(made, state)
+        again = open_remote(made, state)
         found = []
         while len(found) < len(elements):
             found += [int(x) for x in again.pull(len(elements) - len(found)).elements()]
@@ -125,11 +125,11 @@ def test_a_state_is_exact_at_every_pull(cluster, arguments):
 
 def test_a_failure_of_the_service_ends_the_waiting(cluster):
     calls = Calls()
-    remote = opened(Dataset.range(9).map(calls).apply(cluster.distribute()))
+    remote = open_remote(Dataset.range(9).map(calls).apply(cluster.distribute()))
     calls.shut()
     remote._opening.session.failure = InternalError("nobody will ever answer")
     with pytest.raises(InternalError, match="nobody will ever answer"):
-        drained(remote, 1)
+        drain_remote(remote, 1)
     calls.open()
     remote.close()
     remote._opening.session.failure = None
@@ -140,12 +140,12 @@ def test_a_worker_in_trouble_is_asked_again(cluster, monkeypatch, stream):
     """It cannot get the plan, because the dispatcher does not answer it in time."""
     fetch, failures = PlanCache._fetch, iter([1, 2])
 
-    def fetched(plans, digest):
+    def fail_then_fetch(plans, digest):
         if next(failures, None) is not None:
             raise UnavailableError("dispatcher localhost:1 has not answered for 1 s")
         return fetch(plans, digest)
 
-    monkeypatch.setattr(PlanCache, "_fetch", fetched)
+    monkeypatch.setattr(PlanCache, "_fetch", fail_then_fetch)
     monkeypatch.setattr("penstock.service.protocol.timing.WORKER_REFUSAL", 0.01)
     numbers = Dataset.range(9).filter(lambda x: True) if stream else Dataset.range(9)
     assert [int(x) for x in numbers.apply(cluster.distribute())] == list(range(9))
@@ -163,7 +163,7 @@ def rest_of(remote):
 
 def test_an_error_costs_no_elements(cluster):
     """It happens while elements are on their way to the user, who gets them first."""
-    remote = opened(Dataset.range(9).apply(cluster.distribute()))
+    remote = open_remote(Dataset.range(9).apply(cluster.distribute()))
     report, failures = remote._report, [InternalError("something is wrong")]
 
     def fail(elements=0):
@@ -181,7 +181,7 @@ def test_an_error_costs_no_elements(cluster):
 
 def test_workers_that_are_lost_again_and_again_are_an_error_of_the_next_pull(cluster):
     """Once the last one is back, which may know how it was lost, or cannot be reached."""
-    remote = opened(Dataset.range(9).apply(cluster.distribute(max_outstanding_requests=1)))
+    remote = open_remote(Dataset.range(9).apply(cluster.distribute(max_outstanding_requests=1)))
     found = [int(x) for x in remote.pull(1).elements()]
     [worker] = remote._reading.fetcher.workers
     remote._deliveries.lose(worker)
@@ -202,7 +202,7 @@ def test_workers_that_are_lost_again_and_again_are_an_error_of_the_next_pull(clu
 
 @pytest.mark.parametrize("reachable", [True, False])
 def test_a_worker_is_reported_lost_only_if_it_cannot_be_reached(cluster, monkeypatch, reachable):
-    remote = opened(Dataset.range(9).apply(cluster.distribute(max_outstanding_requests=1)))
+    remote = open_remote(Dataset.range(9).apply(cluster.distribute(max_outstanding_requests=1)))
     found = [int(x) for x in remote.pull(1).elements()]
     [worker], told = remote._reading.fetcher.workers, []
     monkeypatch.setattr(remote._agent, "report_lost", told.append)
@@ -244,18 +244,18 @@ def test_a_reader_that_waits_for_leases_says_that_the_dispatcher_is_silent(
     for name, seconds in times.items():
         monkeypatch.setattr(f"penstock.service.protocol.timing.{name}", seconds)
     named = cluster.distribute(job_name="silent", max_outstanding_requests=1)
-    remote = opened(Dataset.range(300).filter(lambda x: True).apply(named))
+    remote = open_remote(Dataset.range(300).filter(lambda x: True).apply(named))
     remote.pull(1)
     caplog.clear()  # On a busy machine the first element takes long enough to be logged, too.
 
-    def unanswered(request):
+    def fail_once_logged(request):
         until(lambda: "waiting for" in caplog.text)
         raise InternalError("the reader has logged why it waits")
 
     with monkeypatch.context() as cut, caplog.at_level("WARNING"):
-        cut.setattr(remote._opening.session, "call", unanswered)
+        cut.setattr(remote._opening.session, "call", fail_once_logged)
         with pytest.raises(InternalError, match="the reader has logged"):
-            drained(remote, 1)
+            drain_remote(remote, 1)
     assert "for leases of the dispatcher, which has not answered for" in caplog.text
     remote.close()
 
@@ -284,7 +284,7 @@ def test_what_is_kept_is_bounded_by_max_outstanding_requests(cluster):
     calls = Calls()
     made = Dataset.range(500).map(calls).apply(cluster.distribute(max_outstanding_requests=5))
     before = calls.count
-    remote = opened(made)
+    remote = open_remote(made)
     remote.pull(1)
     assert wait_until_settled(lambda: calls.count) - before <= 6
     remote.close()

@@ -211,7 +211,7 @@ def test_a_file_that_cannot_be_read(monkeypatch, tmp_path):
 
 
 @pytest.fixture
-def given(tmp_path, monkeypatch):
+def token_file(tmp_path, monkeypatch):
     """A file with a token, which the user names."""
     path = private(tmp_path / "given", TOKEN)
     monkeypatch.setenv("PENSTOCK_TOKEN_FILE", str(path))
@@ -219,22 +219,22 @@ def given(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("open_to_others", [0o640, 0o604, 0o620, 0o602, 0o644, 0o777])
-def test_a_given_file_that_other_users_can_read_or_write(given, open_to_others):
-    given.chmod(open_to_others)
-    cure = f"is open to other users .mode {open_to_others:o}.; chmod 600 {given}$"
+def test_a_given_file_that_other_users_can_read_or_write(token_file, open_to_others):
+    token_file.chmod(open_to_others)
+    cure = f"is open to other users .mode {open_to_others:o}.; chmod 600 {token_file}$"
     with pytest.raises(PermissionDeniedError, match=f"PENSTOCK_TOKEN_FILE: .*{cure}"):
         find_token()
     with pytest.raises(PermissionDeniedError, match=f"--token-file: .*{cure}"):
-        read_token(str(given), "--token-file")
-    given.chmod(0o600)
+        read_token(str(token_file), "--token-file")
+    token_file.chmod(0o600)
     assert find_token().token == TOKEN.encode()
 
 
-def test_a_given_file_may_be_a_link_to_a_private_one(given, tmp_path, monkeypatch):
-    (tmp_path / "link").symlink_to(given)
+def test_a_given_file_may_be_a_link_to_a_private_one(token_file, tmp_path, monkeypatch):
+    (tmp_path / "link").symlink_to(token_file)
     monkeypatch.setenv("PENSTOCK_TOKEN_FILE", str(tmp_path / "link"))
     assert find_token().token == TOKEN.encode()
-    given.chmod(0o644)
+    token_file.chmod(0o644)
     with pytest.raises(PermissionDeniedError, match="chmod 600 .*link"):
         find_token()
 

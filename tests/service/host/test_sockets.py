@@ -37,7 +37,7 @@ def ends(tmp_path: Path) -> Iterator[tuple[ssl.SSLSocket, socket.socket, threadi
     thread.join()
 
 
-def received(end: socket.socket, size: int) -> bytes:
+def receive_bytes(end: socket.socket, size: int) -> bytes:
     data = b""
     while len(data) < size and (piece := end.recv(size - len(data))):
         data += piece
@@ -49,7 +49,7 @@ def test_both_directions(ends: tuple[ssl.SSLSocket, socket.socket, threading.Thr
     for one, other in ((client, process), (process, client)):
         sending = threading.Thread(target=one.sendall, args=(LARGE,))
         sending.start()
-        assert received(other, len(LARGE)) == LARGE
+        assert receive_bytes(other, len(LARGE)) == LARGE
         sending.join()
 
 

@@ -35,7 +35,7 @@ def work_of(form: str = "single", **fields: Any) -> Work:
     return Work("digest", "job", form, **fields)
 
 
-def fetched(task: Task, start: int, stop: int, *more: Any) -> list[Any]:
+def fetch_elements(task: Task, start: int, stop: int, *more: Any) -> list[Any]:
     """What a fetch gives, by ordinal, with failures as values."""
     found: list[Any] = []
     for part in task.fetch(start, stop, *more):
@@ -57,7 +57,7 @@ def numbers(stop: int) -> Node:
     return n.Range(0, stop, 1, int64)
 
 
-def mapped(source: Node, call: Callable[..., Any]) -> Node:
+def map_plan(source: Node, call: Callable[..., Any]) -> Node:
     return n.Map(source, Function(call))
 
 
@@ -114,7 +114,7 @@ def check_ranges(plan, *, kept):
         start = rng.randrange(len(expected) + 3)
         stop = start + rng.randrange(1, 9)
         task = rng.choice(clients)
-        assert fetched(task, start, stop) == expected[start:stop]
+        assert fetch_elements(task, start, stop) == expected[start:stop]
         if stop > len(expected):
             assert task.length(stop) == len(expected)
         elif stop < len(expected):
@@ -136,7 +136,7 @@ def test_another_worker_continues_from_marks(plan):
     for mark in spread(marks, 2):
         other = tasks_of(fresh(plan))
         task = other.open(work_of())
-        assert fetched(task, mark.ordinal, 10**6, mark) == expected[mark.ordinal :]
+        assert fetch_elements(task, mark.ordinal, 10**6, mark) == expected[mark.ordinal :]
         other.close()
     first.close()
 
@@ -160,13 +160,13 @@ def test_a_large_state_is_not_sent_but_used_here(monkeypatch):
     monkeypatch.setattr(worker_streams, "_MARK_SHARE", 0)
     monkeypatch.setattr("penstock.service.logic.worker.TAIL", 0)
     calls = Calls()
-    plan = n.Shuffle(mapped(stream(numbers(200)), calls), 3, 1)
+    plan = n.Shuffle(map_plan(stream(numbers(200)), calls), 3, 1)
     tasks = tasks_of(plan)
     task = tasks.open(work_of())
     parts = [part for start in range(0, 200, 5) for part in task.fetch(start, start + 5)]
     assert not any(part.mark for part in parts)
     expected, before = expected_of(plan), len(calls.seen)
-    assert fetched(task, 199, 202) == expected[199:]
+    assert fetch_elements(task, 199, 202) == expected[199:]
     assert len(calls.seen) - before < 100
     tasks.close()
 
@@ -175,12 +175,14 @@ def test_another_worker_continues_from_a_state_that_holds_elements(monkeypatch):
     monkeypatch.setattr(worker_streams, "_MARK_FRAMES", 1)
     monkeypatch.setattr(worker_streams, "_MARK_SHARE", 0)
     calls = Calls()
-    plan = n.Shuffle(mapped(stream(numbers(200)), calls), 3, 1)
+    plan = n.Shuffle(map_plan(stream(numbers(200)), calls), 3, 1)
     tasks, other = tasks_of(plan), tasks_of(plan)
     parts = [part for part in tasks.open(work_of()).fetch(0, 150) if isinstance(part, FetchedChunk)]
     mark = max((part.mark for part in parts if part.mark), key=lambda mark: mark.ordinal)
     expected, before = expected_of(plan), len(calls.seen)
-    assert fetched(other.open(work_of()), mark.ordinal, 202, mark) == expected[mark.ordinal :]
+    assert (
+        fetch_elements(other.open(work_of()), mark.ordinal, 202, mark) == expected[mark.ordinal :]
+    )
     assert len(calls.seen) - before <= 200 - mark.ordinal
     tasks.close(), other.close()
 
@@ -193,18 +195,18 @@ def test_another_worker_continues_from_a_state_that_holds_elements(monkeypatch):
 def test_a_mark_that_makes_no_sense_is_passed_over(mark):
     plan = stream(numbers(20))
     tasks = tasks_of(plan)
-    assert fetched(tasks.open(work_of()), 5, 20, Mark(5, mark)) == expected_of(plan)[5:]
+    assert fetch_elements(tasks.open(work_of()), 5, 20, Mark(5, mark)) == expected_of(plan)[5:]
     tasks.close()
 
 
 def test_only_what_was_asked_for_is_made():
     calls = Calls()
-    tasks = tasks_of(n.Prefetch(mapped(numbers(400), calls), 50))
+    tasks = tasks_of(n.Prefetch(map_plan(numbers(400), calls), 50))
     task = tasks.open(work_of("random"))
-    fetched(task, 100, 110)
+    fetch_elements(task, 100, 110)
     assert sorted(calls.seen) == list(range(100, 110))
     assert task.length(110) is None
-    assert fetched(task, 395, 2000) == expected_of(numbers(400))[395:]
+    assert fetch_elements(task, 395, 2000) == expected_of(numbers(400))[395:]
     assert task.length(2000) == 400
     tasks.close()
 
@@ -219,7 +221,7 @@ def test_a_fetch_that_other_fetches_follow_works_ahead_for_them():
         assert calls.begun.acquire(timeout=60)
     parts += first
     assert sum(len(part.chunk) for part in parts) == 2
-    assert len(fetched(task, 2, 8)) == 6
+    assert len(fetch_elements(task, 2, 8)) == 6
     assert sorted(calls.seen) == list(range(8))
     tasks.close()
 
@@ -227,12 +229,12 @@ def test_a_fetch_that_other_fetches_follow_works_ahead_for_them():
 @pytest.mark.parametrize("form", ["random", "single"])
 def test_readers_of_kept_elements_cost_one_production(form):
     calls = Calls()
-    plan = mapped(numbers(200), calls)
+    plan = map_plan(numbers(200), calls)
     tasks = tasks_of(plan if form == "random" else stream(plan))
     trainers = [tasks.open(work_of(form, kept=True)) for _ in range(8)]
     for start in range(0, 200, 20):
         for task in trainers:
-            assert len(fetched(task, start, start + 20)) == 20
+            assert len(fetch_elements(task, start, start + 20)) == 20
     assert sorted(calls.seen) == list(range(200))
     tasks.close()
 
@@ -240,13 +242,15 @@ def test_readers_of_kept_elements_cost_one_production(form):
 @pytest.mark.parametrize("form", ["random", "single"])
 def test_readers_at_the_same_time_cost_one_production(form):
     calls = Calls()
-    plan = mapped(numbers(300), calls)
+    plan = map_plan(numbers(300), calls)
     tasks = tasks_of(plan if form == "random" else stream(plan))
     results: list[list[Any]] = []
 
     def read() -> None:
         task = tasks.open(work_of(form, kept=True))
-        results.append([x for start in range(0, 300, 64) for x in fetched(task, start, start + 64)])
+        results.append(
+            [x for start in range(0, 300, 64) for x in fetch_elements(task, start, start + 64)]
+        )
 
     in_threads(*[read] * 6)
     assert results == [expected_of(numbers(300))] * 6
@@ -265,16 +269,16 @@ def in_threads(*calls: Callable[[], None]) -> None:
 
 def test_what_is_there_does_not_wait_for_a_slow_function():
     calls = Calls()
-    tasks = tasks_of(stream(mapped(numbers(10), calls)))
+    tasks = tasks_of(stream(map_plan(numbers(10), calls)))
     first, second = (tasks.open(work_of(kept=True)) for _ in range(2))
-    assert len(fetched(first, 0, 5)) == 5
+    assert len(fetch_elements(first, 0, 5)) == 5
     calls.goes_on.clear()
-    slow = threading.Thread(target=fetched, args=(first, 5, 6), daemon=True)
+    slow = threading.Thread(target=fetch_elements, args=(first, 5, 6), daemon=True)
     while calls.begun.acquire(blocking=False):
         pass
     slow.start()
     assert calls.begun.acquire(timeout=60)
-    assert len(fetched(second, 0, 5)) == 5
+    assert len(fetch_elements(second, 0, 5)) == 5
     calls.goes_on.set()
     slow.join(60)
     tasks.close()
@@ -282,10 +286,10 @@ def test_what_is_there_does_not_wait_for_a_slow_function():
 
 def test_who_waits_for_another_can_be_called_off():
     calls = Calls()
-    tasks = tasks_of(stream(mapped(numbers(10), calls)))
+    tasks = tasks_of(stream(map_plan(numbers(10), calls)))
     first, second = (tasks.open(work_of()) for _ in range(2))
     calls.goes_on.clear()
-    slow = threading.Thread(target=fetched, args=(first, 0, 1), daemon=True)
+    slow = threading.Thread(target=fetch_elements, args=(first, 0, 1), daemon=True)
     slow.start()
     assert calls.begun.acquire(timeout=60)
     assert list(second.fetch(0, 1, None, 0, after(3))) == []
@@ -301,7 +305,7 @@ def after(count: int) -> Callable[[], bool]:
 
 
 def test_a_fetch_that_is_called_off_ends():
-    tasks = tasks_of(mapped(numbers(1000), lambda x: x))
+    tasks = tasks_of(map_plan(numbers(1000), lambda x: x))
     for form in ("random", "single"):
         task = tasks.open(work_of(form, kept=form == "single"))
         parts = list(task.fetch(0, 1000, None, 0, after(3)))
@@ -315,8 +319,8 @@ def test_consumers_get_every_nth_element(form):
     tasks = tasks_of(plan)
     work = [work_of(form, consumers=3, consumer=j, kept=True) for j in range(3)]
     for j, task in enumerate(map(tasks.open, work)):
-        assert fetched(task, 0, 3) == expected_of(numbers(20))[j::3][:3]
-        assert fetched(task, 3, 50) == expected_of(numbers(20))[j::3][3:]
+        assert fetch_elements(task, 0, 3) == expected_of(numbers(20))[j::3][:3]
+        assert fetch_elements(task, 3, 50) == expected_of(numbers(20))[j::3][3:]
         assert task.length(50) == len(range(j, 20, 3))
     tasks.close()
 
@@ -333,7 +337,7 @@ def test_marks_of_consumers_are_in_their_own_count(monkeypatch):
         assert marks
         for mark in marks:
             other = tasks_of(plan)
-            rest = fetched(other.open(work), mark.ordinal, 30, mark)
+            rest = fetch_elements(other.open(work), mark.ordinal, 30, mark)
             assert rest == expected_of(plan)[work.consumer :: 2][mark.ordinal :]
             other.close()
         tasks.close()
@@ -344,7 +348,7 @@ def test_a_consumer_that_is_ahead_waits_for_the_other_consumers(monkeypatch):
     monkeypatch.setattr(worker_streams, "_CHUNK", 1_000_000)
     monkeypatch.setattr("penstock.service.logic.worker.TAIL", 200_000)
     calls = Calls()
-    plan = mapped(stream(numbers(100)), lambda x: np.full(100_000, calls(x), np.uint8))
+    plan = map_plan(stream(numbers(100)), lambda x: np.full(100_000, calls(x), np.uint8))
     tasks = tasks_of(plan, kept=1_000_000)
     ahead, behind = (tasks.open(work_of(consumers=2, consumer=j, kept=True)) for j in range(2))
     # 12 elements may be kept, and a chunk of 10 may come when all but one of them are.
@@ -376,21 +380,21 @@ def fetched_count(task: Task, stop: int, quit: Callable[[], bool]) -> list[int]:
 
 
 def test_what_is_kept_stays_within_bounds():
-    plan = mapped(stream(numbers(300)), lambda x: np.full(1000, x, np.uint8))
+    plan = map_plan(stream(numbers(300)), lambda x: np.full(1000, x, np.uint8))
     tasks = tasks_of(plan, kept=50_000)
     jobs = [tasks.open(work_of(stream=stream_, kept=True)) for stream_ in range(3)]
     for task in jobs:
-        fetched(task, 0, 300)
+        fetch_elements(task, 0, 300)
         assert tasks.pool.nbytes <= 50_000
         assert sum(status.buffered for status in tasks.statuses()) <= 50_000
-    assert fetched(jobs[0], 0, 5) == [plain(np.full(1000, x, np.uint8)) for x in range(5)]
+    assert fetch_elements(jobs[0], 0, 5) == [plain(np.full(1000, x, np.uint8)) for x in range(5)]
     tasks.close()
 
 
 def test_copies_of_the_whole_are_shuffled_differently():
     plan = n.Shuffle(stream(numbers(50)), 50, 1)
     tasks = tasks_of(plan)
-    copies = [fetched(tasks.open(work_of("whole", stream=k)), 0, 50) for k in range(3)]
+    copies = [fetch_elements(tasks.open(work_of("whole", stream=k)), 0, 50) for k in range(3)]
     assert copies[0] == expected_of(plan)
     assert copies[0] != copies[1] != copies[2]
     assert sorted(copies[1]) == sorted(copies[2]) == expected_of(numbers(50))
@@ -399,10 +403,10 @@ def test_copies_of_the_whole_are_shuffled_differently():
 
 def test_streams_do_not_see_each_others_caches():
     calls = Calls()
-    plan = n.Cache(mapped(stream(numbers(5)), calls), "", n.Store())
+    plan = n.Cache(map_plan(stream(numbers(5)), calls), "", n.Store())
     tasks = tasks_of(plan)
     for stream_ in range(2):
-        fetched(tasks.open(work_of("whole", stream=stream_)), 0, 9)
+        fetch_elements(tasks.open(work_of("whole", stream=stream_)), 0, 9)
     assert calls.seen == [*range(5)] * 2
     assert plan.store.chunks is None
     tasks.close()
@@ -410,7 +414,7 @@ def test_streams_do_not_see_each_others_caches():
 
 def test_says_what_was_done_since_the_last_time():
     tasks = tasks_of(stream(numbers(50)))
-    fetched(tasks.open(work_of()), 0, 30)
+    fetch_elements(tasks.open(work_of()), 0, 30)
     (status,) = tasks.statuses()
     assert (status.job, status.elements) == ("job", 30)
     assert status.seconds > 0
@@ -422,14 +426,14 @@ def test_says_what_was_done_since_the_last_time():
 def test_streams_without_readers_are_closed():
     now = [0.0]
 
-    class Watched(Runtime):
+    class ManualClock(Runtime):
         def now(self):
             return now[0]
 
-    tasks = tasks_of(stream(numbers(50)), runtime=Watched())
+    tasks = tasks_of(stream(numbers(50)), runtime=ManualClock())
     task = tasks.open(work_of())
     assert len(tasks) == 0
-    fetched(task, 0, 30)
+    fetch_elements(task, 0, 30)
     tasks.tidy(["another job"])
     assert len(tasks) == 1
     task.close()
@@ -439,7 +443,7 @@ def test_streams_without_readers_are_closed():
     now[0] += 100.0
     tasks.tidy()
     assert len(tasks.pool.streams) == tasks.pool.nbytes == 0
-    fetched(task := tasks.open(work_of()), 0, 30)
+    fetch_elements(task := tasks.open(work_of()), 0, 30)
     task.close()
     tasks.tidy([])
     assert len(tasks.pool.streams) == 0
@@ -449,7 +453,7 @@ def test_a_stream_that_was_read_to_its_end_is_closed_at_once():
     tasks = tasks_of(stream(numbers(50)))
     for stop, left in ((30, 1), (60, 0)):
         task = tasks.open(work_of())
-        fetched(task, 0, stop)
+        fetch_elements(task, 0, stop)
         task.close(finished=True)
         assert len(tasks.pool.streams) == left
     assert tasks.pool.nbytes == 0
@@ -457,10 +461,10 @@ def test_a_stream_that_was_read_to_its_end_is_closed_at_once():
 
 
 def test_what_cannot_be_opened_is_an_error_of_the_fetch():
-    def broken(digest: str) -> Node:
+    def refuse_digest(digest: str) -> Node:
         raise InvalidArgumentError(f"no {digest}")
 
-    tasks = Tasks(broken, lambda: ENVIRONMENT, "here:1")
+    tasks = Tasks(refuse_digest, lambda: ENVIRONMENT, "here:1")
     task = tasks.open(work_of())
     with pytest.raises(InvalidArgumentError, match="no digest"):
         task.fetch(0, 1)
@@ -470,7 +474,7 @@ def test_a_stream_that_cannot_begin_is_an_error_of_every_fetch():
     tasks = tasks_of(stream(n.Shard(numbers(5), -1, -1)))
     for _ in range(2):
         with pytest.raises(Exception, match="SHARD_HINT"):
-            fetched(tasks.open(work_of()), 0, 1)
+            fetch_elements(tasks.open(work_of()), 0, 1)
     tasks.close()
 
 
@@ -480,12 +484,12 @@ def test_an_exit_in_a_function_ends_its_fetch_alone():
             raise SystemExit("I leave")
         return x
 
-    tasks = tasks_of(stream(mapped(numbers(9), leaves)))
+    tasks = tasks_of(stream(map_plan(numbers(9), leaves)))
     task = tasks.open(work_of())
-    assert len(fetched(task, 0, 3)) == 3
+    assert len(fetch_elements(task, 0, 3)) == 3
     with pytest.raises(SystemExit, match="I leave"):
-        fetched(task, 0, 9)
-    assert len(fetched(task, 0, 3)) == 3
+        fetch_elements(task, 0, 9)
+    assert len(fetch_elements(task, 0, 3)) == 3
     tasks.close()
 
 
@@ -493,7 +497,7 @@ def test_a_failure_names_the_worker_and_its_traceback():
     def fails(x: Any) -> Any:
         raise ValueError("not this one")
 
-    tasks = tasks_of(stream(mapped(numbers(3), fails)))
+    tasks = tasks_of(stream(map_plan(numbers(3), fails)))
     (missed,) = tasks.open(work_of()).fetch(0, 1)
     assert missed.fault.kind == "InvalidArgumentError"
     assert "test_tasks.py" in missed.fault.message
@@ -505,13 +509,13 @@ def test_a_failure_names_the_worker_and_its_traceback():
 def test_a_fetch_from_a_worker_that_stops_raises():
     calls = Calls()
     calls.goes_on.clear()
-    tasks = tasks_of(stream(mapped(numbers(10), calls)))
+    tasks = tasks_of(stream(map_plan(numbers(10), calls)))
     first, second = (tasks.open(work_of()) for _ in range(2))
     told: list[Exception] = []
 
     def read(task: Task) -> None:
         try:
-            fetched(task, 0, 10)
+            fetch_elements(task, 0, 10)
         except UnavailableError as error:
             told.append(error)
 

@@ -25,7 +25,7 @@ Spans = dict[str, list[ReadableSpan]]
 STEPS = ("penstock.make", "penstock.send", "penstock.hand_out")
 
 
-class Collected:
+class CollectedSpans:
     """The spans that have ended, by name, and the tracer that makes them."""
 
     def __init__(self, **arguments: Any) -> None:
@@ -45,8 +45,8 @@ class Collected:
 
 
 @pytest.fixture
-def collected(monkeypatch: pytest.MonkeyPatch) -> Collected:
-    made = Collected()
+def collected_spans(monkeypatch: pytest.MonkeyPatch) -> CollectedSpans:
+    made = CollectedSpans()
     monkeypatch.setattr(telemetry, "_provider", made.provider)
     monkeypatch.setenv("PENSTOCK_TRACE_EVERY", "1")
     return made
@@ -87,7 +87,7 @@ def numbers(count: int) -> Dataset:
     return Dataset.range(count).map(lambda x: x + 1)
 
 
-def unordered(dataset: Dataset) -> Dataset:
+def allow_any_order(dataset: Dataset) -> Dataset:
     options = Options()
     options.deterministic = False
     return dataset.with_options(options)
@@ -104,7 +104,7 @@ PLANS = {
         lambda n: Dataset.range(n % 4), cycle_length=4
     ),
     "batches": lambda: numbers(40).batch(3),
-    "unordered": lambda: unordered(numbers(40).filter(lambda x: x % 2 == 0)),
+    "unordered": lambda: allow_any_order(numbers(40).filter(lambda x: x % 2 == 0)),
     "failures": lambda: numbers(10).map(lambda x: np.int64(1) // (x % 2)).ignore_errors(),
 }
 
@@ -112,15 +112,17 @@ PLANS = {
 @pytest.mark.parametrize("mode", ["parallel_epochs", "distributed_epoch"])
 @pytest.mark.parametrize("name", PLANS)
 def test_every_traced_element_is_handed_out_once(
-    name: str, mode: str, cluster: Cluster, collected: Collected
+    name: str, mode: str, cluster: Cluster, collected_spans: CollectedSpans
 ) -> None:
     assert list(PLANS[name]().apply(cluster.distribute(mode)))
-    check_traces(collected.by_name())
+    check_traces(collected_spans.by_name())
 
 
-def test_the_elements_of_leases_are_traced(cluster: Cluster, collected: Collected) -> None:
+def test_the_elements_of_leases_are_traced(
+    cluster: Cluster, collected_spans: CollectedSpans
+) -> None:
     assert len(list(numbers(40).apply(cluster.distribute(job_name="named")))) == 40
-    spans = collected.by_name()
+    spans = collected_spans.by_name()
     check_traces(spans)
     attributes = [dict(span.attributes or {}) for span in spans["penstock.element"]]
     assert {each["penstock.job_name"] for each in attributes} == {"named"}
@@ -130,19 +132,19 @@ def test_the_elements_of_leases_are_traced(cluster: Cluster, collected: Collecte
 
 
 def test_one_element_of_many_is_traced(
-    cluster: Cluster, collected: Collected, monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster, collected_spans: CollectedSpans, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PENSTOCK_TRACE_EVERY", "10")
     dataset = numbers(40).apply(cluster.distribute(max_outstanding_requests=1))
     assert len(list(dataset)) == 40
-    spans = collected.by_name()["penstock.element"]
+    spans = collected_spans.by_name()["penstock.element"]
     assert [dict(span.attributes or {})["penstock.ordinal"] for span in spans] == [0, 10, 20, 30]
 
 
 def test_the_sampler_of_the_program_decides(
-    cluster: Cluster, collected: Collected, monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster, collected_spans: CollectedSpans, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    never = Collected(sampler=ALWAYS_OFF)
+    never = CollectedSpans(sampler=ALWAYS_OFF)
     monkeypatch.setattr(telemetry, "_provider", never.provider)
     assert len(list(numbers(40).apply(cluster.distribute()))) == 40
     assert never.by_name() == {}
@@ -150,17 +152,17 @@ def test_the_sampler_of_the_program_decides(
 
 @pytest.mark.parametrize("every", ["", "0"])
 def test_nothing_is_traced_without_a_tracer_or_with_0(
-    every: str, cluster: Cluster, collected: Collected, monkeypatch: pytest.MonkeyPatch
+    every: str, cluster: Cluster, collected_spans: CollectedSpans, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PENSTOCK_TRACE_EVERY", every)
     if not every:
         monkeypatch.setattr(telemetry, "_provider", None)
     assert len(list(numbers(40).apply(cluster.distribute()))) == 40
-    assert collected.by_name() == {}
+    assert collected_spans.by_name() == {}
 
 
 def test_a_share_that_is_no_number_is_an_error(
-    cluster: Cluster, collected: Collected, monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster, collected_spans: CollectedSpans, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert read_every() == 1
     monkeypatch.setenv("PENSTOCK_TRACE_EVERY", "1%")
@@ -169,7 +171,7 @@ def test_a_share_that_is_no_number_is_an_error(
 
 
 def test_an_element_that_fails_is_marked_without_its_message(
-    cluster: Cluster, collected: Collected
+    cluster: Cluster, collected_spans: CollectedSpans
 ) -> None:
     def fail(x: Any) -> Any:
         raise ValueError(f"a secret of {x}")
@@ -179,12 +181,12 @@ def test_an_element_that_fails_is_marked_without_its_message(
         next(iter(dataset.apply(cluster.distribute())))
     first = next(
         span
-        for span in collected.by_name()["penstock.element"]
+        for span in collected_spans.by_name()["penstock.element"]
         if (span.attributes or {})["penstock.ordinal"] == 0
     )
     # The worker may end its span after the reader has the error.
-    [make] = until(lambda: children(collected.by_name(), "penstock.make", first))
-    spans = collected.by_name()
+    [make] = until(lambda: children(collected_spans.by_name(), "penstock.make", first))
+    spans = collected_spans.by_name()
     for span in (first, make):
         assert span.status.status_code == StatusCode.ERROR
         assert dict(span.attributes or {})["error.type"] == "InvalidArgumentError"
@@ -192,23 +194,23 @@ def test_an_element_that_fails_is_marked_without_its_message(
 
 
 def test_elements_that_are_not_handed_out_are_discarded(
-    cluster: Cluster, collected: Collected
+    cluster: Cluster, collected_spans: CollectedSpans
 ) -> None:
     iterator = iter(numbers(1000).apply(cluster.distribute()))
     next(iterator)
     iterator.close()
-    events = [e.name for s in collected.by_name()["penstock.element"] for e in s.events]
+    events = [e.name for s in collected_spans.by_name()["penstock.element"] for e in s.events]
     assert set(events) == {"discarded"}
 
 
 def test_a_processor_that_raises_does_not_stop_the_elements(
-    cluster: Cluster, collected: Collected, caplog: pytest.LogCaptureFixture
+    cluster: Cluster, collected_spans: CollectedSpans, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Faulty(SpanProcessor):
         def on_start(self, span: Any, parent_context: Any = None) -> None:
             raise OSError("no room")
 
-    collected.provider.add_span_processor(Faulty())
+    collected_spans.provider.add_span_processor(Faulty())
     with caplog.at_level(logging.ERROR, "penstock.service"):
         assert len(list(numbers(40).apply(cluster.distribute()))) == 40
     assert "traces: a span could not be made" in caplog.text
@@ -222,7 +224,7 @@ def ask(feed: Feed, request: int, start: int, stop: int) -> Ask:
 
 
 def test_an_element_that_was_lost_keeps_its_trace() -> None:
-    collected = Collected()
+    collected = CollectedSpans()
     reader, feed = ReaderTraces(collected.tracer, 100, {}), Feed(3)
     carried = reader.request(ask(feed, 1, 0, 4))
     assert reader.request(ask(feed, 2, 4, 8)) == ""
@@ -240,7 +242,7 @@ def test_an_element_that_was_lost_keeps_its_trace() -> None:
 
 
 def test_there_is_no_trace_of_an_element_behind_the_end() -> None:
-    collected = Collected()
+    collected = CollectedSpans()
     reader, feed = ReaderTraces(collected.tracer, 1, {}), Feed(0)
     assert reader.request(ask(feed, 1, 0, 4))
     feed.end(0)
@@ -251,6 +253,6 @@ def test_there_is_no_trace_of_an_element_behind_the_end() -> None:
 
 def test_a_reader_follows_a_bounded_number_of_elements(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(telemetry, "_MOST_FOLLOWED", 3)
-    reader, feed = ReaderTraces(Collected().tracer, 1, {}), Feed(0)
+    reader, feed = ReaderTraces(CollectedSpans().tracer, 1, {}), Feed(0)
     carried = [reader.request(ask(feed, number, number, number + 1)) for number in range(5)]
     assert list(map(bool, carried)) == [True, True, True, False, False]

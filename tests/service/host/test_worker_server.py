@@ -65,7 +65,7 @@ def numbers(stop: int) -> Node:
     return n.Range(0, stop, 1, int64)
 
 
-def mapped(source: Node, call: Any) -> Node:
+def map_plan(source: Node, call: Any) -> Node:
     return n.Map(source, Function(call))
 
 
@@ -152,7 +152,9 @@ def answers(connection: Connection, request: int) -> tuple[list[Any], Any]:
                 return found, message
 
 
-def fetched(connection: Connection, work: Work, start: int, stop: int) -> tuple[list[Any], Any]:
+def fetch_answers(
+    connection: Connection, work: Work, start: int, stop: int
+) -> tuple[list[Any], Any]:
     connection.send(OpenTask(1, work))
     connection.send(Fetch(9, 1, start, stop))
     return answers(connection, 9)
@@ -163,7 +165,7 @@ def fetched(connection: Connection, work: Work, start: int, stop: int) -> tuple[
 def test_elements_are_fetched_by_their_ordinals(service, protocol, form):
     plan = numbers(20) if form == "random" else stream(numbers(20))
     with service.connect(protocol) as connection:
-        found, last = fetched(connection, service.work(plan, form), 5, 12)
+        found, last = fetch_answers(connection, service.work(plan, form), 5, 12)
         assert found == [(i, i) for i in range(5, 12)]
         assert last == Done(9)
         connection.send(Fetch(10, 1, 15, 100))
@@ -174,9 +176,9 @@ def test_elements_are_fetched_by_their_ordinals(service, protocol, form):
 
 @pytest.mark.parametrize("protocol", ["tcp", "shm"])
 def test_large_elements_arrive_whole(service, protocol):
-    plan = mapped(numbers(40), lambda x: np.full(300_000, x, np.uint8))
+    plan = map_plan(numbers(40), lambda x: np.full(300_000, x, np.uint8))
     with service.connect(protocol) as connection:
-        found, last = fetched(connection, service.work(plan, "random"), 0, 40)
+        found, last = fetch_answers(connection, service.work(plan, "random"), 0, 40)
         assert [ordinal for ordinal, _ in found] == list(range(40))
         assert all((value == ordinal).all() for ordinal, value in found)
         assert last == Done(9)
@@ -189,7 +191,9 @@ def test_a_failure_takes_one_ordinal_and_names_its_place(service):
         return x
 
     with service.connect() as connection:
-        found, last = fetched(connection, service.work(mapped(numbers(5), fails), "random"), 0, 9)
+        found, last = fetch_answers(
+            connection, service.work(map_plan(numbers(5), fails), "random"), 0, 9
+        )
     assert [ordinal for ordinal, _ in found] == [0, 1, 2, 3, 4]
     assert last == Done(9, 5)
     error = found[2][1]
@@ -214,11 +218,11 @@ def test_requests_are_answered_one_after_the_other(service):
 
 def test_several_connections_share_a_stream(service):
     calls: list[int] = []
-    plan = mapped(stream(numbers(50)), lambda x: calls.append(int(x)) or x)
+    plan = map_plan(stream(numbers(50)), lambda x: calls.append(int(x)) or x)
     work = service.work(plan, kept=True)
     # By value: what the worker of this process runs is another function.
     with service.connect() as first, service.connect("shm") as second:
-        assert fetched(first, work, 0, 50)[0] == fetched(second, work, 0, 50)[0]
+        assert fetch_answers(first, work, 0, 50)[0] == fetch_answers(second, work, 0, 50)[0]
         assert service.worker.tasks() == 1
 
 
@@ -242,32 +246,32 @@ def test_invalid_fetches_are_refused_and_valid_ones_served(service, fetch):
 def test_tasks_are_closed_and_opened_again(service):
     work = service.work(stream(numbers(3)))
     with service.connect() as connection:
-        assert fetched(connection, work, 0, 9)[1] == Done(9, 3)
+        assert fetch_answers(connection, work, 0, 9)[1] == Done(9, 3)
         connection.send(CloseTask(1))
         connection.send(CloseTask(2))
         connection.send(Fetch(1, 1, 0, 9))
         assert isinstance(answers(connection, 1)[1], Impossible)
-        assert fetched(connection, work, 0, 9)[1] == Done(9, 3)
-        assert fetched(connection, work, 0, 9)[1] == Done(9, 3)
+        assert fetch_answers(connection, work, 0, 9)[1] == Done(9, 3)
+        assert fetch_answers(connection, work, 0, 9)[1] == Done(9, 3)
 
 
 def test_elements_that_cannot_travel_are_refused_in_words(service):
     plan = n.Window(numbers(6), 2, 2)
     with service.connect() as connection:
-        _, last = fetched(connection, service.work(plan), 0, 3)
+        _, last = fetch_answers(connection, service.work(plan), 0, 3)
         assert isinstance(last, Impossible)
         assert not last.elsewhere
-        assert fetched(connection, service.work(numbers(1), "random"), 0, 3)[1] == Done(9, 1)
+        assert fetch_answers(connection, service.work(numbers(1), "random"), 0, 3)[1] == Done(9, 1)
 
 
 def test_every_fetch_of_an_unreadable_plan_is_refused(service):
     with service.connect() as connection:
         for data in (b"garbage", b"penstock plan 1\ngarbage"):
-            _, last = fetched(connection, service.work_of_bytes(data), 0, 1)
+            _, last = fetch_answers(connection, service.work_of_bytes(data), 0, 1)
             assert isinstance(last, Impossible)
             assert service.worker.address in last.message
         unknown = Work("0" * 64, "job", "single", 0, 1, 7, (0,))
-        _, last = fetched(connection, unknown, 0, 1)
+        _, last = fetch_answers(connection, unknown, 0, 1)
         assert isinstance(last, Impossible)
         assert last.elsewhere
 
@@ -275,7 +279,7 @@ def test_every_fetch_of_an_unreadable_plan_is_refused(service):
 def test_by_reference_pickles_are_refused():
     settings = {"functions": "by_reference", "modules": ("operator",)}
     with serving(**settings) as service, service.connect() as connection:
-        _, last = fetched(connection, service.work(numbers(3), "random"), 0, 1)
+        _, last = fetch_answers(connection, service.work(numbers(3), "random"), 0, 1)
         assert isinstance(last, Impossible)
         assert "decode_by_reference: not a plan" in last.message
 
@@ -322,10 +326,10 @@ def brake() -> Iterator[Slow]:
 
 
 def slowly(plan: Node) -> Node:
-    return mapped(plan, slow)
+    return map_plan(plan, slow)
 
 
-def received(connection: Connection, brake: Slow, count: int) -> None:
+def wait_for_calls(connection: Connection, brake: Slow, count: int) -> None:
     for _ in range(count):
         assert brake.begun.acquire(timeout=60)
 
@@ -349,9 +353,9 @@ def test_draining_finishes_the_element_that_is_made(service, brake, form):
     with service.connect() as connection, service.connect() as other:
         connection.send(OpenTask(1, work))
         connection.send(Fetch(1, 1, 0, 9))
-        received(connection, brake, 1)
+        wait_for_calls(connection, brake, 1)
         with leaving(service.worker):
-            found, last = fetched(other, service.work(numbers(3), "random"), 0, 3)
+            found, last = fetch_answers(other, service.work(numbers(3), "random"), 0, 3)
             assert found == []
             assert isinstance(last, Impossible)
             assert last.elsewhere
@@ -376,12 +380,12 @@ def test_draining_hands_back_what_was_not_begun_at_once(service, brake, form):
         connection.send(OpenTask(1, work))
         for request in (1, 2, 3):
             connection.send(Fetch(request, 1, request - 1, request))
-        received(connection, brake, 1)
+        wait_for_calls(connection, brake, 1)
         with leaving(service.worker):
             until(lambda: connection.receive()[0] == Progress(1, leaves=True))
-            assert [refused(connection) for _ in range(2)] == [2, 3]
+            assert [read_refusal(connection) for _ in range(2)] == [2, 3]
             connection.send(Fetch(4, 1, 3, 6))
-            assert refused(connection) == 4
+            assert read_refusal(connection) == 4
             brake.goes_on.set()
             assert answers(connection, 1) == ([(0, 0)], Done(1))
         assert not brake.begun.acquire(blocking=False), "another element was begun"
@@ -392,7 +396,7 @@ def test_draining_leaves_a_mark_from_which_another_worker_continues(service, bra
     with service.connect() as connection:
         connection.send(OpenTask(1, work))
         connection.send(Fetch(1, 1, 0, 9))
-        received(connection, brake, 1)
+        wait_for_calls(connection, brake, 1)
         with leaving(service.worker):
             brake.goes_on.set()
             while not isinstance(rows := connection.receive()[0], Rows):
@@ -402,7 +406,7 @@ def test_draining_leaves_a_mark_from_which_another_worker_continues(service, bra
         assert decode_state(rows.mark.state)[0] == 1
 
 
-def refused(connection: Connection) -> int:
+def read_refusal(connection: Connection) -> int:
     """The number of the request that the next message refuses."""
     while isinstance(message := connection.receive()[0], Progress):
         pass
@@ -427,7 +431,7 @@ def test_earlier_elements_of_a_task_are_made_first(service, brake):
         connection.send(OpenTask(1, service.work(slowly(numbers(9)), "random")))
         connection.send(OpenTask(2, service.work(slowly(numbers(8)), "random")))
         connection.send(Fetch(1, 1, 0, 1))
-        received(connection, brake, 1)
+        wait_for_calls(connection, brake, 1)
         for request, task, start in ((2, 1, 5), (3, 1, 3), (4, 2, 0), (5, 1, 1)):
             connection.send(Fetch(request, task, start, start + 1))
         brake.goes_on.set()
@@ -439,7 +443,7 @@ def test_requests_with_a_lower_turn_are_answered_first(service, brake):
     with service.connect() as connection:
         connection.send(OpenTask(1, service.work(slowly(numbers(9)), "random")))
         connection.send(Fetch(1, 1, 0, 3, turn=7))
-        received(connection, brake, 1)
+        wait_for_calls(connection, brake, 1)
         connection.send(Fetch(2, 1, 5, 6, turn=7))
         opening = OpenTask(2, service.work(slowly(numbers(8)), "random"))
         connection.send(opening, Fetch(3, 2, 4, 5, turn=4), Fetch(4, 2, 0, 1, turn=4))
@@ -455,7 +459,7 @@ def test_a_request_with_a_lower_turn_is_answered_before_the_next_element(service
         connection.send(OpenTask(1, service.work(slowly(numbers(9)), "random")))
         connection.send(OpenTask(2, service.work(numbers(8), "random")))
         connection.send(Fetch(1, 1, 0, 3, turn=7))
-        received(connection, brake, 1)
+        wait_for_calls(connection, brake, 1)
         connection.send(Fetch(2, 2, 4, 5, turn=2))
         brake.goes_on.set()
         rows: list[tuple[int, int]] = []
@@ -480,7 +484,7 @@ def test_draining_has_a_bound(service, brake):
     with service.connect() as connection:
         connection.send(OpenTask(1, service.work(slowly(numbers(3)), "random")))
         connection.send(Fetch(1, 1, 0, 9))
-        received(connection, brake, 1)
+        wait_for_calls(connection, brake, 1)
         service.worker.drain(timeout=0.05)
         with pytest.raises(UnavailableError, match="closed it"):
             answers(connection, 1)
@@ -491,7 +495,7 @@ def test_stops_while_a_function_takes_its_time(service, brake):
     with service.connect() as connection:
         connection.send(OpenTask(1, service.work(slowly(stream(numbers(3))))))
         connection.send(Fetch(1, 1, 0, 9))
-        received(connection, brake, 1)
+        wait_for_calls(connection, brake, 1)
         service.worker.stop()
         service.worker.stop()
         service.worker.join()
@@ -507,7 +511,7 @@ def test_a_client_that_vanishes_leaves_nothing_behind(service, brake, monkeypatc
     for connection in (first, second):
         connection.send(OpenTask(1, work))
         connection.send(Fetch(1, 1, 0, 9))
-    received(first, brake, 1)
+    wait_for_calls(first, brake, 1)
     first.close()
     second.close()
     brake.goes_on.set()
@@ -619,13 +623,13 @@ def test_as_a_context(service):
 def test_a_worker_sends_heartbeats_after_one_failed(monkeypatch, caplog):
     say, beats, gone_on = RunningWorker._send_heartbeat, iter([KeyError("odd")]), threading.Event()
 
-    def said(running):
+    def fail_then_beat(running):
         if (error := next(beats, None)) is not None:
             raise error
         say(running)
         gone_on.set()
 
-    monkeypatch.setattr(RunningWorker, "_send_heartbeat", said)
+    monkeypatch.setattr(RunningWorker, "_send_heartbeat", fail_then_beat)
     with serving():
         assert gone_on.wait(60)
     assert "a heartbeat failed; it retries" in caplog.text

@@ -29,7 +29,7 @@ def info_of(transfers: dict[str, str]) -> WorkerInfo:
 
 
 @contextlib.contextmanager
-def linked(
+def open_link(
     protocol: str, compression: str | None = None, security: Security = SECURITY
 ) -> Iterator[tuple[Connection, Connection]]:
     """A client's end and a worker's."""

@@ -95,7 +95,7 @@ class Crew:
             reader.done(ask.request, length if length < ask.stop else None)
 
 
-def opened(form: str, streams: int, **more: Any) -> OpenIterationReply:
+def open_reply(form: str, streams: int, **more: Any) -> OpenIterationReply:
     owned = form in ("whole", "shard", "share")
     infos = tuple(StreamInfo(i) for i in range(streams)) if owned else ()
     work = Work("digest", "job", form, 0, streams, 1, (0,), **more)
@@ -106,7 +106,7 @@ def reading_of(
     form: str, lengths: list[int], ordered: bool = True, state: Any = None, most: int | None = None
 ) -> Reading:
     shape = Shape("split" if form == "split" else "random", len(lengths), lengths[0])
-    return Reading(opened(form, len(lengths)), shape, Limits(elements=most), ordered, state)
+    return Reading(open_reply(form, len(lengths)), shape, Limits(elements=most), ordered, state)
 
 
 def read(

@@ -279,12 +279,12 @@ class History:
                 reader.lease(self.world, 4, 100)
         raise AssertionError("the readers do not come to an end")
 
-    def expected(self) -> dict[int, list[tuple[int, int]]]:
+    def compute_expected(self) -> dict[int, list[tuple[int, int]]]:
         record = next(iter(self.world.state.iterations.values()))
         lengths = {stream: self.plan.length(stream) for stream in range(record.total)}
         return {stream: [(0, length)] for stream, length in lengths.items() if length}
 
-    def counted(self) -> dict[int, list[tuple[int, int]]]:
+    def count_ranges(self) -> dict[int, list[tuple[int, int]]]:
         """Who has read what, as the readers see it; two of them never the same."""
         ways = [*self.readers.values(), *self.over, *self.dead]
         total: dict[int, Ranges] = {}
@@ -308,9 +308,9 @@ def test_every_element_once(plan: Plan, numbers: list[tuple[int, int]]) -> None:
     history = History(plan)
     for step, number in numbers:
         history.steps[step](number)
-        assert snapshot(history.world.replayed()) == snapshot(history.world.state)
+        assert snapshot(history.world.replay_journal()) == snapshot(history.world.state)
     history.finish()
-    assert history.counted() == history.expected()
+    assert history.count_ranges() == history.compute_expected()
     assert next(iter(history.world.state.iterations.values())).is_finished
 
 
@@ -333,4 +333,4 @@ def test_workers_and_readers_that_fall_silent_together() -> None:
     world.wait(6.0)
     # The iteration went with its reader, and no worker makes its streams.
     assert not world.state.iterations
-    assert snapshot(world.replayed()) == snapshot(world.state)
+    assert snapshot(world.replay_journal()) == snapshot(world.state)

@@ -27,7 +27,7 @@ def world() -> World:
     return world
 
 
-def said(world: World, reply):
+def find_last(world: World, reply):
     return stamp_reply(world.state, Lease("a", 1, 10), reply).last
 
 
@@ -37,30 +37,30 @@ def test_facts_are_counted_through_restarts_and_snapshots(world):
     world.compact()
     world.restart()
     assert world.state.facts == before + 1
-    assert snapshot(world.replayed()) == snapshot(world.state)
+    assert snapshot(world.replay_journal()) == snapshot(world.state)
     world.beat("a")
     assert world.state.facts == before + 1, "what is not journalled is not counted"
 
 
 def test_an_answer_names_the_last_fact_that_it_rests_on(world):
-    last = said(world, world.lease("a"))
+    last = find_last(world, world.lease("a"))
     assert (last.life, last.number) == ("d", world.state.facts)
     assert stamp_reply(world.state, Leave("a"), Ok()) == Ok()
 
 
 @pytest.mark.parametrize("compacted", [False, True])
 def test_what_was_kept_is_known_after_any_number_of_restarts(world, compacted):
-    last = said(world, world.lease("a"))
+    last = find_last(world, world.lease("a"))
     for _ in range(3):
         if compacted:
             world.compact()
         world.restart()
         world.ask(Lease("a", 1, 10, last=last))
-        last = said(world, world.lease("a"))
+        last = find_last(world, world.lease("a"))
 
 
 def test_starts_of_long_ago_are_forgotten(world):
-    last = said(world, world.lease("a"))
+    last = find_last(world, world.lease("a"))
     for _ in range(70):
         world.restart()
     assert len(world.state.lives) == 64
@@ -78,7 +78,7 @@ def test_starts_of_long_ago_are_forgotten(world):
 )
 def test_a_dispatcher_that_knows_less_than_its_reader_says_so(world, ask):
     kept = len(world.journal)
-    last = said(world, world.lease("a"))
+    last = find_last(world, world.lease("a"))
     world.journal = world.journal[:kept]
     world.restart()
     words = f"has lost facts: reader a knows of fact {last.number}, and .* with fact {kept} "
@@ -95,9 +95,9 @@ def test_a_dispatcher_that_knows_less_than_its_reader_says_so(world, ask):
 def test_an_older_copy_of_the_journal_does_not_know_later_starts(world):
     kept = len(world.journal)
     world.restart()
-    last = said(world, world.beat("a"))
+    last = find_last(world, world.beat("a"))
     world.journal = world.journal[:kept]
-    world.state = world.replayed()
+    world.state = world.replay_journal()
     with pytest.raises(NotFoundError, match=f"knows of fact {last.number}, and .* fact 0 "):
         world.beat("a", last=last)
 
@@ -169,7 +169,7 @@ def busy() -> World:
     return world
 
 
-def restored(state: State) -> State:
+def restore_state(state: State) -> State:
     new = State(state.settings)
     for fact in snapshot(state):
         new.apply(fact, 0.0)
@@ -178,14 +178,14 @@ def restored(state: State) -> State:
 
 def test_a_journal_gives_the_same_state() -> None:
     world = busy()
-    again = world.replayed()
+    again = world.replay_journal()
     check(again)
     assert snapshot(again) == snapshot(world.state)
 
 
 def test_a_snapshot_gives_the_same_state() -> None:
     world = busy()
-    again = restored(world.state)
+    again = restore_state(world.state)
     check(again)
     assert snapshot(again) == snapshot(world.state)
     assert again.active_jobs() == world.state.active_jobs()
@@ -200,7 +200,7 @@ def test_a_snapshot_is_shorter_than_its_journal() -> None:
     world.compact()
     assert len(world.journal) < 10 < before
     assert world.leases("a", 5) == [(0, 500, 505)]
-    assert snapshot(world.replayed()) == snapshot(world.state)
+    assert snapshot(world.replay_journal()) == snapshot(world.state)
 
 
 @pytest.mark.parametrize("shape", [Shape("random"), Shape("split", streams=100_000)])

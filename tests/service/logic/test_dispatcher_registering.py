@@ -171,7 +171,7 @@ def test_a_dispatcher_that_has_just_started_does_not_know_which_jobs_are_read() 
     assert world.ask(WorkerHeartbeat("w")) == WorkerHeartbeatReply(True, ())
 
 
-def registered(world: World, digest: str = "digest", lasting: bool = False) -> str:
+def register_dataset(world: World, digest: str = "digest", lasting: bool = False) -> str:
     request = RegisterDataset(digest, "s", b"spec", RANDOM, 100, request=digest, lasting=lasting)
     return world.ask(request).dataset_id
 
@@ -186,7 +186,7 @@ def test_an_anonymous_job_goes_at_once_with_its_dataset() -> None:
     world = World()
     before = snapshot(world.state)
     for number in range(5):
-        data = registered(world, f"digest{number}")
+        data = register_dataset(world, f"digest{number}")
         world.open(f"c{number}", data, job=None)
         assert not world.state.orphans
         world.ask(Leave(f"c{number}"))
@@ -200,7 +200,7 @@ def test_an_anonymous_job_goes_at_once_with_its_dataset() -> None:
 
 def test_a_dataset_stays_that_the_user_registered_or_another_one_reads() -> None:
     world = World()
-    kept, shared = registered(world, "kept", lasting=True), registered(world, "shared")
+    kept, shared = register_dataset(world, "kept", lasting=True), register_dataset(world, "shared")
     for client, data in (("a", kept), ("b", shared), ("c", shared)):
         world.open(client, data, job=None)
     world.ask(Leave("a"))
@@ -215,7 +215,7 @@ def test_a_dataset_stays_that_the_user_registered_or_another_one_reads() -> None
 
 def test_a_plan_goes_with_its_last_dataset() -> None:
     world = World()
-    one, two = registered(world, lasting=True), registered(world, "other")
+    one, two = register_dataset(world, lasting=True), register_dataset(world, "other")
     again = world.ask(RegisterDataset("other", "s", b"spec", RANDOM, 100, lasting=False))
     world.open("a", two, job=None)
     world.ask(Leave("a"))
@@ -228,17 +228,17 @@ def test_a_plan_goes_with_its_last_dataset() -> None:
 
 def test_a_dataset_that_was_never_read_expires() -> None:
     world = World()
-    data = registered(world)
+    data = register_dataset(world)
     world.wait(timing.UNREAD_DATASET - 1)
     assert data in world.state.datasets
     world.wait(1)
     assert not world.state.datasets
-    assert registered(world) != data
+    assert register_dataset(world) != data
 
 
 def test_named_jobs_are_forgotten_some_time_after_they_were_read_to_their_end() -> None:
     world = World(Settings(forget_after=100.0, worker_timeout=1e6, lease_seconds=1e6))
-    data = registered(world)
+    data = register_dataset(world)
     read(world, "a", data)
     world.open("b", data, job="unfinished")
     world.read("b", 50)

@@ -201,13 +201,13 @@ def test_short_inputs_share_a_stream() -> None:
     asked = 0
     join = reading.fetcher.asks
 
-    def counted() -> list[Ask]:
+    def count_asks() -> list[Ask]:
         nonlocal asked
         asks = join()
         asked += len(asks)
         return asks
 
-    reading.fetcher.asks = counted  # type: ignore[method-assign]
+    reading.fetcher.asks = count_asks  # type: ignore[method-assign]
     assert len(read(reading, crew)) == 4000
     assert asked < 200
 
@@ -219,12 +219,12 @@ def test_inputs_of_slow_elements_do_not_share_a_stream(seconds: float, shares: b
     reading = reading_of([whole], (2, 1, len(whole)), Limits())
     inputs, asks = set(), reading.fetcher.asks
 
-    def noted() -> list[Ask]:
+    def note_inputs() -> list[Ask]:
         made = asks()
         inputs.update(ask.feed.inputs[1] for ask in made if isinstance(ask.feed, InputFeed))
         return made
 
-    reading.fetcher.asks = noted  # type: ignore[method-assign]
+    reading.fetcher.asks = note_inputs  # type: ignore[method-assign]
     assert len(read(reading, Crew([whole], 3, seconds=seconds))) == 400
     assert (max(inputs) > 1) == shares
 
@@ -235,13 +235,13 @@ def most_waiting(whole: list[Input], limits: Limits) -> int:
     reading = reading_of([whole], (2, 1, len(whole)), limits)
     reader, asks, most = reading.fetcher, reading.fetcher.asks, 0
 
-    def watched() -> list[Ask]:
+    def note_most() -> list[Ask]:
         nonlocal most
         made = asks()
         most = max(most, reader._here + reader._owed)
         return made
 
-    reader.asks = watched  # type: ignore[method-assign]
+    reader.asks = note_most  # type: ignore[method-assign]
     assert read(reading, crew) == local(whole, 2, 1)
     return most
 

@@ -25,7 +25,7 @@ from penstock.service.protocol.messages import (
 from tests.service.logic.world import OFF, World
 
 
-def coordinated(**more: Any) -> World:
+def build_world(**more: Any) -> World:
     """Two consumers that read from one worker."""
     world = World()
     world.worker("v")
@@ -47,7 +47,7 @@ def promise(world: World, **limits: int) -> None:
 
 class TestAgreement:
     def test_a_stream_begins_behind_all_limits(self) -> None:
-        world = coordinated()
+        world = build_world()
         assert not world.beat("a").joining
         world.worker("w")
         assert laps_of(world) == [0, UNDECIDED]
@@ -62,7 +62,7 @@ class TestAgreement:
         assert told.streams == (StreamInfo(0, "v", 0), StreamInfo(1, "w", 8))
 
     def test_several_workers_may_join_at_once_and_later(self) -> None:
-        world = coordinated()
+        world = build_world()
         world.worker("w")
         world.worker("x")
         promise(world, a=3, b=2)
@@ -91,7 +91,7 @@ class TestAgreement:
 
     @pytest.mark.parametrize("late", ["before", "after"])
     def test_a_promise_is_void_when_a_consumer_was_away(self, late: str) -> None:
-        world = coordinated()
+        world = build_world()
         world.worker("w")
         version = world.beat("a").version
         if late == "before":
@@ -108,7 +108,7 @@ class TestAgreement:
         assert laps_of(world) == [0, 7]
 
     def test_nothing_is_agreed_on_without_all_consumers(self) -> None:
-        world = coordinated()
+        world = build_world()
         world.ask(Leave("b"))
         world.worker("w")
         assert not world.beat("a").joining
@@ -116,7 +116,7 @@ class TestAgreement:
         assert laps_of(world) == [0, UNDECIDED]
 
     def test_no_stream_begins_after_the_end_of_a_consumer(self) -> None:
-        world = coordinated()
+        world = build_world()
         world.worker("w")
         promise(world, a=4)
         promise(world, b=AT_END)
@@ -125,7 +125,7 @@ class TestAgreement:
         assert laps_of(world) == [0, UNDECIDED]
 
     def test_a_dispatcher_that_was_killed_knows_what_was_agreed_on(self) -> None:
-        world = coordinated()
+        world = build_world()
         world.worker("w")
         promise(world, a=5)
         world.restart()
@@ -137,10 +137,10 @@ class TestAgreement:
         assert laps_of(world) == [0, 8]
         world.compact()
         before = snapshot(world.state)
-        assert snapshot(world.replayed()) == before
+        assert snapshot(world.replay_journal()) == before
 
     def test_a_stream_keeps_its_lap_wherever_it_is_made(self) -> None:
-        world = coordinated()
+        world = build_world()
         world.worker("w")
         promise(world, a=5, b=5)
         world.beat("a", lost=("w",))
@@ -166,7 +166,7 @@ class TestAgreement:
         assert [info.begins for info in world.beat("a").streams] == [0, 0, 7]
 
     def test_what_waits_begins_where_a_consumer_says(self) -> None:
-        world = coordinated()
+        world = build_world()
         data = world.record("a").begun.dataset_id
         world.worker("w")
         world.open("c", data, mode=OFF, consumer=1, consumers=2, begins=(0, 4))
@@ -174,7 +174,7 @@ class TestAgreement:
         assert world.places("a") == {0: "v", 1: "w"}
 
     def test_states_of_different_runs_do_not_fit(self) -> None:
-        world = coordinated()
+        world = build_world()
         data = world.record("a").begun.dataset_id
         world.worker("w")
         promise(world, a=5, b=5)
@@ -195,7 +195,7 @@ class TestAgreement:
         assert [info.begins for info in world.record("b").streams()] == [0, 7]
 
 
-def opened(*begins: int, joining: bool = False) -> OpenIterationReply:
+def open_reply(*begins: int, joining: bool = False) -> OpenIterationReply:
     streams = tuple(StreamInfo(i, f"w{i}", lap) for i, lap in enumerate(begins))
     work = Work("plan", "d/0", "whole", 0, 2, 7, (1,), consumers=2)
     return OpenIterationReply(work, False, 1, (), streams, joining=joining)
@@ -203,7 +203,7 @@ def opened(*begins: int, joining: bool = False) -> OpenIterationReply:
 
 class TestLaps:
     def test_a_promise_holds_until_streams_join_no_more(self) -> None:
-        laps = Laps(opened(0), 3)
+        laps = Laps(open_reply(0), 3)
         assert laps.enter(4)
         laps.apply_reply(ClientHeartbeatReply(2, joining=True))
         assert laps.limit == 5
@@ -215,7 +215,7 @@ class TestLaps:
         assert laps.enter(5)
 
     def test_the_limit_is_two_beats_ahead(self) -> None:
-        laps = Laps(opened(0), 0)
+        laps = Laps(open_reply(0), 0)
         laps.enter(10)
         laps.note_heartbeat()
         laps.enter(30)
@@ -224,14 +224,14 @@ class TestLaps:
         assert laps.limit == 30 + 1 + 2 * 20
 
     def test_a_consumer_that_promised_does_not_end(self) -> None:
-        laps = Laps(opened(0, joining=True), 3)
+        laps = Laps(open_reply(0, joining=True), 3)
         assert not laps.try_end()
         laps.apply_reply(ClientHeartbeatReply(2))
         laps.release()
         assert laps.try_end()
 
     def test_a_consumer_that_ended_promises_nothing(self) -> None:
-        laps = Laps(opened(0), 3)
+        laps = Laps(open_reply(0), 3)
         assert laps.try_end()
         laps.apply_reply(ClientHeartbeatReply(2, joining=True))
         laps.release()
@@ -240,7 +240,7 @@ class TestLaps:
 
 
 def reading(laps: tuple[int, ...], state: Any = None) -> Reading:
-    return Reading(opened(*laps), Shape("single"), Limits(), state=state, consumer=0)
+    return Reading(open_reply(*laps), Shape("single"), Limits(), state=state, consumer=0)
 
 
 def order_of(made: Reading) -> RoundRobinOrder:
@@ -261,7 +261,7 @@ def take(made: Reading, lengths: tuple[int, ...], most: int) -> list[tuple[int, 
     return found
 
 
-def expected(laps: tuple[int, ...], lengths: tuple[int, ...]) -> list[tuple[int, int, int]]:
+def list_expected(laps: tuple[int, ...], lengths: tuple[int, ...]) -> list[tuple[int, int, int]]:
     return [
         (lap, stream, lap - begins)
         for lap in range(100)
@@ -275,7 +275,7 @@ class TestTurns:
     def test_a_stream_has_turns_from_its_lap_on(self, laps: tuple[int, ...]) -> None:
         lengths = (5, 3, 4, 2)
         whole = take(reading(laps), lengths, 100)
-        assert whole == expected(laps, lengths)
+        assert whole == list_expected(laps, lengths)
 
     @pytest.mark.parametrize("seed", range(20))
     def test_streams_are_added_and_states_are_exact(self, seed: int) -> None:
@@ -283,13 +283,13 @@ class TestTurns:
         draw = random.Random(seed)
         laps = (0, *sorted(draw.choices(range(1, 9), k=2)))
         lengths = tuple(draw.choices(range(7), k=3))
-        whole = expected(laps, lengths)
+        whole = list_expected(laps, lengths)
         made, told, place, saved, known = reading(laps[:1]), 1, 0, 0, None
         later: list[Any] = []
         while place < len(whole):
             while told < 3 and (laps[told] <= whole[place][0] or draw.random() < 0.2):
                 told += 1
-                made.set_streams(opened(*laps[:told]).streams)
+                made.set_streams(open_reply(*laps[:told]).streams)
             if draw.random() < 0.3:
                 later.clear()
                 known, saved = made.state(lambda make: later.append(make)), place
@@ -304,7 +304,7 @@ class TestTurns:
     def test_a_stream_may_begin_before_the_lap_that_comes_next(self) -> None:
         """All streams have ended but one that begins later; meanwhile another one joins."""
         laps, lengths = (0, 9, 6), (3, 4, 2)
-        whole, made = expected(laps, lengths), reading(laps[:2])
+        whole, made = list_expected(laps, lengths), reading(laps[:2])
         assert take(made, lengths, 3) == whole[:3]
         order = order_of(made)
         first = order.turn()
@@ -312,7 +312,7 @@ class TestTurns:
         first.end(3)
         assert order.turn() is not first
         assert made.lap == 9
-        made.set_streams(opened(*laps).streams)
+        made.set_streams(open_reply(*laps).streams)
         assert take(made, lengths, 100) == whole[3:]
 
     def test_what_begins_later_is_asked_of_its_own_worker_only(self) -> None:
@@ -330,7 +330,7 @@ class TestTurns:
         take(made, (9, 9, 9), 11)
         assert made.lap == 4
         with pytest.raises(DataLossError, match="has lost what the consumers agreed on"):
-            made.set_streams(opened(*news).streams)
+            made.set_streams(open_reply(*news).streams)
 
 
 def test_elements_of_an_earlier_lap_are_needed_first() -> None:

@@ -30,7 +30,7 @@ def block(start: int, stop: int, nbytes: int = 1) -> Block:
     return Block(start, stop, nbytes, f"{start}-{stop}", start)
 
 
-def kept(blocks: KeptBlocks, stop: int) -> list[tuple[int, int]]:
+def list_kept(blocks: KeptBlocks, stop: int) -> list[tuple[int, int]]:
     """The ordinals of the kept blocks."""
     found = {found for ordinal in range(stop) if (found := blocks.find(ordinal)) is not None}
     return sorted((one.start, one.stop) for one in found)
@@ -67,7 +67,7 @@ class TestKeptBlocks:
         blocks = KeptBlocks()
         for span in [(10, 20), (0, 5), (30, 31)]:
             blocks.add(block(*span))
-        assert kept(blocks, 40) == [(0, 5), (10, 20), (30, 31)]
+        assert list_kept(blocks, 40) == [(0, 5), (10, 20), (30, 31)]
         assert blocks.find(7) is None
         assert [blocks.next_start(0), blocks.next_start(10), blocks.next_start(30)] == [
             10,
@@ -82,7 +82,7 @@ class TestKeptBlocks:
         assert blocks.add(block(0, 7)) == Block(0, 5, 1, "0-7", 0)
         assert blocks.add(block(6, 12)) == Block(10, 12, 1, "6-12", 6)
         assert blocks.add(block(1, 9)) is None
-        assert kept(blocks, 20) == [(0, 5), (5, 10), (10, 12)]
+        assert list_kept(blocks, 20) == [(0, 5), (5, 10), (10, 12)]
 
     def test_spares_the_oldest_until_a_tail_is_left(self):
         blocks = KeptBlocks()

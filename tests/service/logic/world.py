@@ -65,7 +65,7 @@ class World:
         self.commit(facts)
         return facts
 
-    def replayed(self) -> State:
+    def replay_journal(self) -> State:
         state = State(self.settings)
         for line in self.journal:
             state.apply(_decode(line), self.now)
@@ -73,7 +73,7 @@ class World:
 
     def restart(self) -> None:
         """The dispatcher dies and comes back from its journal."""
-        self.state = self.replayed()
+        self.state = self.replay_journal()
         self.commit((DispatcherStarted(f"d{self.state.starts}"),))
 
     def compact(self) -> None:

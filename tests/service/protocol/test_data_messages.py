@@ -15,25 +15,25 @@ from penstock.service.protocol.data_messages import (
 )
 
 
-def raised(error: BaseException) -> BaseException:
+def catch_error(error: BaseException) -> BaseException:
     try:
         raise error
     except BaseException as caught:
         return caught
 
 
-def travelled(error: BaseException) -> OpError:
-    return from_failed(to_failed(3, 17, fault_of(raised(error), "host:1")))
+def send_error(error: BaseException) -> OpError:
+    return from_failed(to_failed(3, 17, fault_of(catch_error(error), "host:1")))
 
 
 def test_an_error_comes_back_as_what_it_was():
-    error = travelled(InvalidArgumentError("Dataset.map: f at a.py:3 failed for element 17"))
+    error = send_error(InvalidArgumentError("Dataset.map: f at a.py:3 failed for element 17"))
     assert type(error) is InvalidArgumentError
     assert str(error) == "Dataset.map: f at a.py:3 failed for element 17 (on worker host:1)"
 
 
 def test_the_remote_traceback_is_shown_below():
-    text = "".join(traceback.format_exception(travelled(ValueError("no"))))
+    text = "".join(traceback.format_exception(send_error(ValueError("no"))))
     assert "Traceback on the worker:" in text
     assert "raise error" in text
 
@@ -51,9 +51,9 @@ def test_the_remote_traceback_is_shown_below():
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )
 def test_any_exception_has_a_class_of_ours(error, kind):
-    assert type(travelled(error)) is getattr(errors, kind)
+    assert type(send_error(error)) is getattr(errors, kind)
     if not isinstance(error, OpError):
-        assert type(error).__name__ in str(travelled(error))
+        assert type(error).__name__ in str(send_error(error))
 
 
 @pytest.mark.parametrize(
@@ -72,16 +72,16 @@ def test_any_exception_has_a_class_of_ours(error, kind):
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )
 def test_what_a_function_raised_is_the_cause(error, kind, text):
-    cause = travelled(error).__cause__
+    cause = send_error(error).__cause__
     assert type(cause) is kind
     assert str(cause).startswith(text)
 
 
 def test_an_error_of_ours_has_the_cause_that_it_had():
     error = InvalidArgumentError("of ours")
-    assert travelled(error).__cause__ is None
+    assert send_error(error).__cause__ is None
     error.__cause__ = ZeroDivisionError("by zero")
-    assert type(travelled(error).__cause__) is ZeroDivisionError
+    assert type(send_error(error).__cause__) is ZeroDivisionError
 
 
 class OfAUser(NotFoundError):
@@ -89,7 +89,7 @@ class OfAUser(NotFoundError):
 
 
 def test_a_foreign_class_becomes_the_nearest_of_ours():
-    assert type(travelled(OfAUser("x"))) is NotFoundError
+    assert type(send_error(OfAUser("x"))) is NotFoundError
 
 
 @pytest.mark.parametrize("kind", ["NoSuchError", "kind_of", "_KINDS", "__builtins__", ""])
@@ -101,7 +101,7 @@ def test_an_unknown_class_is_an_unknown_error(kind):
 
 
 def test_long_texts_are_cut_in_the_middle():
-    error = travelled(ValueError("begin" + "x" * 10**6 + "end"))
+    error = send_error(ValueError("begin" + "x" * 10**6 + "end"))
     assert len(str(error)) < 20_000
     assert "begin" in str(error)
     assert "end (on worker" in str(error)
@@ -120,7 +120,7 @@ def test_long_texts_are_cut_in_the_middle():
     ids=lambda value: type(value).__name__,
 )
 def test_what_is_the_fault_of_a_machine_may_go_elsewhere(error, elsewhere):
-    impossible = to_impossible(5, raised(error), "host:1")
+    impossible = to_impossible(5, catch_error(error), "host:1")
     assert (impossible.request, impossible.elsewhere) == (5, elsewhere)
     back = from_impossible(impossible)
     assert isinstance(back, OpError)

@@ -26,7 +26,7 @@ DTYPES = (
 ).split()
 
 
-def aligned(parts: list[memoryview] | list[bytes]) -> memoryview:
+def align_parts(parts: list[memoryview] | list[bytes]) -> memoryview:
     """The parts one after the other, as they would be received."""
     data = b"".join(parts)
     raw = np.empty(len(data) + ALIGN, np.uint8)
@@ -39,7 +39,7 @@ def there_and_back(*columns: Any) -> list[Any]:
     size = len(columns[0]) if columns else 1
     description, parts = pack_columns(Chunk(nest.tuple_of(len(columns)), list(columns), size))
     assert body_size(description) == sum(map(len, parts))
-    return unpack_columns(description, aligned(parts))
+    return unpack_columns(description, align_parts(parts))
 
 
 def text(items: list[bytes], shape: tuple[int, ...] | None = None) -> Any:
@@ -75,7 +75,7 @@ def test_dense_columns_are_read_in_place(dtype: str) -> None:
     made = np.arange(12).astype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
     description, parts = pack_columns(Chunk(nest.LEAF, [made.reshape(3, 4)], 3))
     assert np.shares_memory(np.frombuffer(parts[0], np.uint8), made)
-    body = aligned(parts)
+    body = align_parts(parts)
     (found,) = unpack_columns(description, body)
     assert isinstance(found, np.ndarray)
     assert found.dtype == made.dtype

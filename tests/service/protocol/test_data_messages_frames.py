@@ -60,7 +60,7 @@ TO_CLIENT = [
 ]
 
 
-def sealed(head: bytes) -> bytes:
+def seal_head(head: bytes) -> bytes:
     """A head of these values, valid or not, with its checksum."""
     return head + crc32c(head).to_bytes(4, "little")
 
@@ -143,11 +143,11 @@ def test_what_is_too_large_is_not_sent(sizes: tuple[int, int]) -> None:
 
 def test_what_claims_to_be_too_large_is_not_read() -> None:
     with pytest.raises(DataLossError, match="larger than any can be"):
-        read_head(sealed(frame_head(MESSAGE, 0)[:8] + b"\xff" * 12))
+        read_head(seal_head(frame_head(MESSAGE, 0)[:8] + b"\xff" * 12))
 
 
 @pytest.mark.parametrize(
-    "head", [b"GET / HTTP/1.1\r\nHost: x", bytes(24), sealed(b"\xf0P\x02" + bytes(17))]
+    "head", [b"GET / HTTP/1.1\r\nHost: x", bytes(24), seal_head(b"\xf0P\x02" + bytes(17))]
 )
 def test_what_is_no_head(head: bytes) -> None:
     with pytest.raises(DataLossError, match="is not the head of a frame"):
@@ -166,7 +166,7 @@ def sizes_around(limit: int, bits: int) -> st.SearchStrategy[int]:
 
 @given(sizes_around(MAX_MESSAGE, 32), sizes_around(MAX_BODY, 64))
 def test_heads_of_any_sizes_stay_in_bounds(message: int, body: int) -> None:
-    head = sealed(frame_head(MESSAGE, 0)[:4] + struct.pack("<IQI", message, body, 0))
+    head = seal_head(frame_head(MESSAGE, 0)[:4] + struct.pack("<IQI", message, body, 0))
     if message <= MAX_MESSAGE and body <= MAX_BODY:
         assert read_head(head) == (MESSAGE, message, body, 0)
     else:
