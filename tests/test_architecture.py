@@ -104,7 +104,7 @@ def room_of(module: str) -> str | None:
     return next((prefix for prefix in prefixes if prefix in RANK), None)
 
 
-def imported(node: ast.AST) -> Iterator[str]:
+def find_imports(node: ast.AST) -> Iterator[str]:
     """Full names of what one import statement brings in; empty for other nodes."""
     match node:
         case ast.Import(names):
@@ -125,7 +125,7 @@ def own(full_name: str) -> str | None:
 
 
 def own_imports(module: str) -> set[str]:
-    names = (name for node in ast.walk(TREES[module]) for name in imported(node))
+    names = (name for node in ast.walk(TREES[module]) for name in find_imports(node))
     return {target for name in names if (target := own(name)) is not None}
 
 
@@ -149,7 +149,7 @@ def imported_in_functions(module: str) -> Iterator[str]:
     for function in ast.walk(TREES[module]):
         if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
             for node in ast.walk(function):
-                yield from imported(node)
+                yield from find_imports(node)
 
 
 def is_heavy(name: str) -> bool:
@@ -294,7 +294,7 @@ def test_the_logic_of_the_service_is_pure() -> None:
         for module, tree in TREES.items()
         if room_of(module) == "service.logic"
         for node in ast.walk(tree)
-        for name in imported(node)
+        for name in find_imports(node)
     }
     outside = {name for name in names if not name.startswith(own_rooms)}
     assert {name for name in outside if name.split(".")[0] not in PURE_MODULES} == set()
@@ -328,7 +328,7 @@ def test_a_door_plate_about_imports_is_true(
         for module, tree in TREES.items()
         if module.startswith(importers)
         for node in ast.walk(tree)
-        if any(f"{each}.".startswith(f"{name}.") for each in imported(node))
+        if any(f"{each}.".startswith(f"{name}.") for each in find_imports(node))
     }
     assert found == allowed
 
@@ -507,7 +507,7 @@ WAYS = {"In this process": "local", "On to replicas": "replicas", "Through a ser
 
 
 @pytest.fixture(scope="module")
-def visited() -> dict[str, list[str]]:
+def visited_files() -> dict[str, list[str]]:
     """The files that a profiler saw on each way."""
     walk = [sys.executable, "-m", "tests.walking"]
     run = subprocess.run(walk, capture_output=True, text=True, cwd=ROOT)
@@ -517,14 +517,14 @@ def visited() -> dict[str, list[str]]:
 
 @pytest.mark.parametrize("heading", WAYS)
 def test_the_element_visits_the_files_that_the_page_names(
-    heading: str, visited: dict[str, list[str]]
+    heading: str, visited_files: dict[str, list[str]]
 ) -> None:
     page = PAGE.read_text(encoding="utf-8")
     section = re.search(rf"### {heading}\n(.*?)\n##", page, re.DOTALL)
     assert section is not None
     files = re.findall(r"`([\w/]+\.py)`", section[1])
     assert len(files) >= 5
-    assert [file for file in files if file not in visited[WAYS[heading]]] == []
+    assert [file for file in files if file not in visited_files[WAYS[heading]]] == []
 
 
 @pytest.mark.parametrize(

@@ -268,7 +268,7 @@ def test_a_worker_that_leaves_hands_back_what_it_has_not_begun(
             threading.Event().wait(0.002)
         return x
 
-    def made(who: str) -> list[int]:
+    def list_made(who: str) -> list[int]:
         lines = (tmp_path / "made").read_text().split("\n")[:-1]
         return [int(line.split()[1]) for line in lines if line.startswith(who)]
 
@@ -288,23 +288,23 @@ def test_a_worker_that_leaves_hands_back_what_it_has_not_begun(
         until(lambda: len(service.status(dispatcher.target)["workers"]) == 2)
         result = pool.submit(lambda: [int(x) for x in remote])
         until((tmp_path / "made").exists)
-        until(lambda: made("leaves") and made("stays"))
-        [last] = made("leaves")
+        until(lambda: list_made("leaves") and list_made("stays"))
+        [last] = list_made("leaves")
         worker.send_signal(signal.SIGTERM)
         for x in set(range(count)) - {last}:
             (tmp_path / f"go-{x}").touch()
         # All but its element is made by the other worker, and the dispatcher has removed it.
-        until(lambda: len(made("leaves") + made("stays")) == count and lists[-1] == 1)
+        until(lambda: len(list_made("leaves") + list_made("stays")) == count and lists[-1] == 1)
         assert worker.poll() is None
-        assert made("leaves") == [last]
+        assert list_made("leaves") == [last]
         if is_killed:
             worker.kill()
-            until(lambda: last in made("stays"))
+            until(lambda: last in list_made("stays"))
         (tmp_path / f"go-{last}").touch()
         assert result.result() == list(range(count))
         assert worker.wait() == (-signal.SIGKILL if is_killed else 0)
     again = [last] if is_killed else []
-    assert sorted(made("leaves") + made("stays")) == sorted([*range(count), *again])
+    assert sorted(list_made("leaves") + list_made("stays")) == sorted([*range(count), *again])
 
 
 def add_up(dataset: Dataset) -> Dataset:
@@ -382,7 +382,7 @@ def test_a_stream_of_a_worker_that_leaves_comes_before_later_streams(
             threading.Event().wait(0.002)
         return x
 
-    def made(who: str) -> list[int]:
+    def list_made(who: str) -> list[int]:
         lines = (tmp_path / "made").read_text().split("\n")[:-1]
         return [int(line.split()[1]) for line in lines if line.startswith(who)]
 
@@ -412,9 +412,9 @@ def test_a_stream_of_a_worker_that_leaves_comes_before_later_streams(
         until((tmp_path / "made").exists)
         with start(WHO="stays") as other:
             line_of(other)
-            until(lambda: made("stays"))
-            [later] = made("stays")
-            assert made("leaves") == [0]
+            until(lambda: list_made("stays"))
+            [later] = list_made("stays")
+            assert list_made("leaves") == [0]
             assert later >= length
             worker.send_signal(signal.SIGTERM)
             until(lambda: refusals)
@@ -423,8 +423,8 @@ def test_a_stream_of_a_worker_that_leaves_comes_before_later_streams(
             (tmp_path / "go").touch()
             assert result.result() == list(range(8 * length))
             assert worker.wait() == 0
-    assert made("stays")[:2] == [later, 1]
-    assert sorted(made("leaves") + made("stays")) == list(range(8 * length))
+    assert list_made("stays")[:2] == [later, 1]
+    assert sorted(list_made("leaves") + list_made("stays")) == list(range(8 * length))
 
 
 def test_a_second_signal_stops_a_worker_at_once(
@@ -432,13 +432,13 @@ def test_a_second_signal_stops_a_worker_at_once(
 ) -> None:
     begun, never = pipe(tmp_path / "begun"), pipe(tmp_path / "never")
 
-    def stuck(x: Any) -> Any:
+    def wait_for_release(x: Any) -> Any:
         with open(begun, "w"), open(never):
             return x
 
     with command("worker", "--dispatcher", address(dispatcher)) as worker, reading() as pool:
         line_of(worker)
-        result = pool.submit(next, iterator := elements(stuck, dispatcher))
+        result = pool.submit(next, iterator := elements(wait_for_release, dispatcher))
         with open(begun):
             worker.send_signal(signal.SIGTERM)
             assert line_of(worker) == "penstock worker leaves; once more to stop it at once\n"

@@ -61,7 +61,7 @@ wait; wait
 """
 
 
-def rendered(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+def render_output(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     assert main(["deploy", *arguments]) == 0
     return capsys.readouterr().out
 
@@ -117,7 +117,7 @@ def running(command: list[str], folder: Path, **environment: str) -> Iterator[An
 )
 def test_manifests_are_valid(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
     image = "registry.example.org:5000/train@sha256:00ff"
-    found = manifests(rendered(capsys, "kubernetes", "--image", image, *arguments))
+    found = manifests(render_output(capsys, "kubernetes", "--image", image, *arguments))
     for each in found.values():
         kubernetes_validate.validate(each, kubernetes_validate.latest_version(), strict=True)
     assert any(name.startswith("Horizontal") for name in found) == ("2..9" in arguments)
@@ -135,7 +135,7 @@ def test_manifests_are_valid(capsys: pytest.CaptureFixture[str], arguments: list
 
 
 def test_manifests_have_what_a_cluster_needs(capsys: pytest.CaptureFixture[str]) -> None:
-    found = manifests(rendered(capsys, "kubernetes", "--image", "train", "--workers", "2..9"))
+    found = manifests(render_output(capsys, "kubernetes", "--image", "train", "--workers", "2..9"))
     stateful = found["StatefulSet/penstock-dispatcher"]["spec"]
     assert [each["metadata"]["name"] for each in stateful["volumeClaimTemplates"]] == ["journal"]
     for name in ("StatefulSet/penstock-dispatcher", "Deployment/penstock-workers"):
@@ -171,7 +171,7 @@ def test_a_worker_has_its_name_also_while_its_pod_is_not_ready(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Readers ask a worker as soon as it has joined, and while it leaves."""
-    found = manifests(rendered(capsys, "kubernetes", "--image", "train"))
+    found = manifests(render_output(capsys, "kubernetes", "--image", "train"))
     assert found["Service/penstock-workers"]["spec"]["publishNotReadyAddresses"] is True
 
 
@@ -179,7 +179,7 @@ def test_a_worker_has_its_name_also_while_its_pod_is_not_ready(
 def test_applying_manifests_again_does_not_change_what_an_autoscaler_chose(
     capsys: pytest.CaptureFixture[str], workers: str, replicas: int | None
 ) -> None:
-    found = manifests(rendered(capsys, "kubernetes", "--image", "train", "--workers", workers))
+    found = manifests(render_output(capsys, "kubernetes", "--image", "train", "--workers", workers))
     assert found["Deployment/penstock-workers"]["spec"].get("replicas") == replicas
 
 
@@ -187,7 +187,7 @@ def test_words_that_yaml_would_read_as_other_values_stay_words(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     words = ["--image", "12", "--name", "on", "--namespace", "null", "--storage-class", "1.5"]
-    found = manifests(rendered(capsys, "kubernetes", *words))
+    found = manifests(render_output(capsys, "kubernetes", *words))
     for each in found.values():
         kubernetes_validate.validate(each, kubernetes_validate.latest_version(), strict=True)
         assert each["metadata"]["namespace"] == "null"
@@ -198,7 +198,7 @@ def test_the_commands_of_the_manifests_start_a_service(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Here, every name of the cluster is localhost."""
-    text = rendered(capsys, "kubernetes", "--image", "train", "--drain-timeout", "5")
+    text = render_output(capsys, "kubernetes", "--image", "train", "--drain-timeout", "5")
     certificates = str(tmp_path / "certs")
     assert main(["certs", certificates]) == 0
     control, data = free_port(), free_port()
@@ -252,7 +252,7 @@ def test_a_batch_script_starts_a_service_and_ends_it(
     folder = tmp_path / "a folder"
     training = ["--", sys.executable, "-c", TRAINER] if trains else []
     options = ["--folder", str(folder), "--partition", "cpu", "--worker-cpus", "3"]
-    text = rendered(capsys, "slurm", *options, *training)
+    text = render_output(capsys, "slurm", *options, *training)
     assert re.search("^#SBATCH --partition=cpu$", text, re.M)
     script = tmp_path / "job.sbatch"
     script.write_text(text)
@@ -279,7 +279,7 @@ def test_a_batch_script_starts_a_service_and_ends_it(
 
 
 def test_a_container_file_names_this_version(capsys: pytest.CaptureFixture[str]) -> None:
-    text = rendered(capsys, "container", "--extras", "files")
+    text = render_output(capsys, "container", "--extras", "files")
     assert re.search(r'pip install .*"penstock\[files\]==[0-9.]+', text)
     assert f"FROM python:{sys.version_info.major}.{sys.version_info.minor}-slim" in text
 
@@ -288,7 +288,7 @@ def test_a_container_file_names_this_version(capsys: pytest.CaptureFixture[str])
 def test_every_namespace_of_kubernetes_is_taken(
     capsys: pytest.CaptureFixture[str], namespace: str
 ) -> None:
-    text = rendered(capsys, "kubernetes", "--image", "x", "--namespace", namespace)
+    text = render_output(capsys, "kubernetes", "--image", "x", "--namespace", namespace)
     assert f'namespace: "{namespace}"' in text
 
 

@@ -42,7 +42,7 @@ def source(path: Path) -> str:
 
 
 @cache
-def logged() -> list[tuple[str, str]]:
+def list_logged() -> list[tuple[str, str]]:
     """File and text of every warning or worse."""
     return [
         (path.name, text)
@@ -91,7 +91,7 @@ def patterns(file: str, text: str) -> list[re.Pattern[str]]:
 
 def most_specific(entry: str) -> re.Pattern[str]:
     """The longest pattern that an entry of the runbook matches."""
-    known = [pattern for file, text in logged() for pattern in patterns(file, text)]
+    known = [pattern for file, text in list_logged() for pattern in patterns(file, text)]
     matching = [pattern for pattern in known if pattern.fullmatch(entry)]
     assert matching, f"no process logs this: {entry}"
     return max(matching, key=lambda pattern: len(pattern.pattern))
@@ -99,11 +99,11 @@ def most_specific(entry: str) -> re.Pattern[str]:
 
 def test_every_warning_has_an_entry_and_every_entry_is_logged() -> None:
     described = {most_specific(entry) for entry in ENTRIES}
-    expected = {pattern for file, text in logged() for pattern in patterns(file, text)}
+    expected = {pattern for file, text in list_logged() for pattern in patterns(file, text)}
     assert expected - described == set()
 
 
-@pytest.mark.parametrize(("file", "text"), logged())
+@pytest.mark.parametrize(("file", "text"), list_logged())
 def test_a_message_without_words_of_its_own_is_listed_above(file: str, text: str) -> None:
     assert f"{file} {text}" in ELSEWHERE or has_words(text)
 
@@ -119,4 +119,4 @@ def test_there_are_as_many_warnings_as_a_reader_finds() -> None:
         len(re.findall(r"\b(?:_LOG|log)\.(?:warning|error|exception|critical)\(", source(path)))
         for path in SOURCES
     )
-    assert len(logged()) == calls
+    assert len(list_logged()) == calls

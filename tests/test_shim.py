@@ -23,7 +23,7 @@ def same(value, expected, dtype):
     np.testing.assert_array_equal(value, expected)
 
 
-def printed(*inputs, **options):
+def capture_print(*inputs, **options):
     stream = io.StringIO()
     tf.print(*inputs, output_stream=stream, **options)
     return stream.getvalue()
@@ -426,19 +426,19 @@ class TestPrint:
         ],
     )
     def test_form(self, value, text):
-        assert printed(value) == text + "\n"
+        assert capture_print(value) == text + "\n"
 
     def test_separator_end_and_several_values(self):
-        assert printed("a", np.int32(1), b"b", sep=", ", end=".") == 'a, 1, "b".'
-        assert printed() == "\n"
+        assert capture_print("a", np.int32(1), b"b", sep=", ", end=".") == 'a, 1, "b".'
+        assert capture_print() == "\n"
 
     def test_summarize(self):
-        assert printed(np.arange(5), summarize=1) == "[0 ... 4]\n"
-        assert printed(np.arange(5), summarize=0) == "[...]\n"
-        assert printed(np.arange(9), summarize=-1) == "[0 1 2 3 4 5 6 7 8]\n"
+        assert capture_print(np.arange(5), summarize=1) == "[0 ... 4]\n"
+        assert capture_print(np.arange(5), summarize=0) == "[...]\n"
+        assert capture_print(np.arange(9), summarize=-1) == "[0 1 2 3 4 5 6 7 8]\n"
 
     def test_long_structures_stay_on_one_line(self):
-        assert printed([np.int32(1000)] * 50) == f"[{', '.join(['1000'] * 50)}]\n"
+        assert capture_print([np.int32(1000)] * 50) == f"[{', '.join(['1000'] * 50)}]\n"
 
     def test_streams(self, capsys, tmp_path):
         tf.print("error")

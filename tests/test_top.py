@@ -17,7 +17,7 @@ def terminal() -> Console:
     return Console(file=io.StringIO(), force_terminal=True, width=120, height=40, highlight=False)
 
 
-def written(console: Console) -> str:
+def read_console(console: Console) -> str:
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
@@ -64,7 +64,7 @@ def test_it_waits_for_a_dispatcher_and_ends_with_ctrl_c(monkeypatch: pytest.Monk
     console = terminal()
     assert top.run("grpc://here:1", once=False, console=console) == 0
     assert answers == []
-    shown = written(console)
+    shown = read_console(console)
     assert "it does not answer" in shown
     # The terminal is as before: the other screen is left, and the cursor is there.
     assert shown.rindex("\x1b[?1049l") > shown.rindex("\x1b[?1049h")
@@ -80,7 +80,7 @@ def test_many_rows_are_cut() -> None:
     view.add({"jobs": [job] * 6, "workers": [], "wanted_workers": 0})
     console = terminal()
     console.print(view.draw())
-    shown = written(console)
+    shown = read_console(console)
     assert shown.count("anonymous 0, repetition 2") == 4
     assert "and 2 jobs more" in shown
     assert "1,234 elements/s" in shown

@@ -46,22 +46,22 @@ def add_one(x: np.ndarray) -> np.ndarray:
     return x + 1
 
 
-def described() -> tf.data.Dataset:
+def build_dataset() -> tf.data.Dataset:
     rows = np.arange(256.0).reshape(64, 4)
     return tf.data.Dataset.from_tensor_slices(rows).shuffle(100, seed=1).map(add_one).batch(8)
 
 
 def main() -> None:
     with Way("local"):
-        list(described().prefetch(2))
+        list(build_dataset().prefetch(2))
     with Way("replicas"):
         strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
-        list(strategy.experimental_distribute_dataset(described().prefetch(2)))
+        list(strategy.experimental_distribute_dataset(build_dataset().prefetch(2)))
     with Way("service"), service.DispatchServer() as dispatcher:
         address = dispatcher.target.removeprefix("grpc://")
         with service.WorkerServer(service.WorkerConfig(dispatcher_address=address)):
             shared = service.distribute("distributed_epoch", dispatcher.target, job_name="walk")
-            list(described().apply(shared))
+            list(build_dataset().apply(shared))
     print(json.dumps({name: sorted(files) for name, files in VISITED.items()}))
 
 

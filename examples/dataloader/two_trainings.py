@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 ROWS, FEATURES, BATCH = 1000, 8, 20
 
 
-class Prepared(Dataset):
+class PreparedRows(Dataset):
     def __init__(self, log, rows):
         self.x = np.random.default_rng(0).normal(size=(rows, FEATURES)).astype(np.float32)
         self.log = log
@@ -32,7 +32,7 @@ class Prepared(Dataset):
 
 
 def make_batches(log, rows=ROWS):
-    return DataLoader(Prepared(log, rows), batch_size=BATCH)
+    return DataLoader(PreparedRows(log, rows), batch_size=BATCH)
 
 
 def train(rate, log):

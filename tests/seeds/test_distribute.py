@@ -41,7 +41,7 @@ def run(name: str, monkeypatch: pytest.MonkeyPatch, **names: Any) -> Any:
     return names if last is None else value
 
 
-def printed(capsys: pytest.CaptureFixture[str]) -> str:
+def read_printed(capsys: pytest.CaptureFixture[str]) -> str:
     streams = capsys.readouterr()
     return streams.out + streams.err
 
@@ -69,7 +69,7 @@ def test_iterator_basics(
         "tf.Tensor([0 1 2 3 4], shape=(5,), dtype=int64)",
         "tf.Tensor([5 6 7 8 9], shape=(5,), dtype=int64)",
     )
-    text = printed(capsys)
+    text = read_printed(capsys)
     assert text.startswith(first)
     assert text.count("PerReplica") == 10
 
@@ -92,20 +92,20 @@ def test_iterator_get_next_as_optional(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run("iterator_get_next_as_optional", monkeypatch)
-    assert printed(capsys) == "([0], [1])\n([2], [3])\n"
+    assert read_printed(capsys) == "([0], [1])\n([2], [3])\n"
 
 
 def test_dataset_loop(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     run("dataset_loop", monkeypatch)
     value = "tf.Tensor(\n[[0.7]\n [0.7]], shape=(2, 1), dtype=float32)"
-    assert printed(capsys) == "Loss is " + block(value, value)
+    assert read_printed(capsys) == "Loss is " + block(value, value)
 
 
 def test_dataset_explicit_iterator(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run("dataset_explicit_iterator", monkeypatch)
-    assert printed(capsys) == "Epoch 1, Loss: 0.2000\nEpoch 2, Loss: 0.2000\n"
+    assert read_printed(capsys) == "Epoch 1, Loss: 0.2000\nEpoch 2, Loss: 0.2000\n"
 
 
 def test_dataset_input_signature(
@@ -113,12 +113,12 @@ def test_dataset_input_signature(
 ) -> None:
     run("dataset_input_signature", monkeypatch)
     value = "tf.Tensor(\n[[4.]\n [4.]], shape=(2, 1), dtype=float32)"
-    assert printed(capsys) == block(value, value)
+    assert read_printed(capsys) == block(value, value)
 
 
 def test_dataset_iter(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     run("dataset_iter", monkeypatch)
-    assert printed(capsys) == block(
+    assert read_printed(capsys) == block(
         "tf.Tensor([1 2], shape=(2,), dtype=int32)", "tf.Tensor([3 4], shape=(2,), dtype=int32)"
     )
 

@@ -130,7 +130,7 @@ def gather_values(tf: Any, strategy: Any) -> Any:
 
         return attempt(lambda: strategy.run(step, args=(value,)))
 
-    def merged(value: Any) -> Any:
+    def sum_replicas(value: Any) -> Any:
         def step(one: Any) -> Any:
             context = tf.distribute.get_replica_context()
             return context.all_reduce(tf.distribute.ReduceOp.SUM, one)
@@ -149,7 +149,7 @@ def gather_values(tf: Any, strategy: Any) -> Any:
                 lambda x: tf.distribute.get_replica_context().all_gather({"a": x}, 0), args=(rows,)
             )
         ),
-        "all_reduce": merged(rows),
+        "all_reduce": sum_replicas(rows),
         "all_reduce of dicts": attempt(
             lambda: strategy.run(
                 lambda x: tf.distribute.get_replica_context().all_reduce("SUM", {"a": x}),
@@ -345,35 +345,39 @@ def variables_are_read_as_tensors(tf: Any, strategy: Any) -> Any:
 def variables_change_in_part(tf: Any, strategy: Any) -> Any:
     rows = tf.IndexedSlices
 
-    def changed(how: str, *given: Any, start: Any = (1.0, 2.0, 3.0)) -> Any:
+    def change_variable(how: str, *given: Any, start: Any = (1.0, 2.0, 3.0)) -> Any:
         return parts(getattr(tf.Variable(list(start)), how)(*given))
 
-    def sliced(key: Any, value: Any, start: Any = ((1, 2), (3, 4), (5, 6))) -> Any:
+    def assign_slice(key: Any, value: Any, start: Any = ((1, 2), (3, 4), (5, 6))) -> Any:
         v = tf.Variable([list(row) for row in start])
         v[key].assign(value)
         return parts(v)
 
     row = tf.Variable([1.0, 2.0])[0]
     return {
-        "update": attempt(lambda: changed("scatter_update", rows([5.0, 6.0], [0, 2]))),
-        "add twice": attempt(lambda: changed("scatter_add", rows([5.0, 6.0], [0, 0]))),
-        "update twice": attempt(lambda: changed("scatter_update", rows([5.0, 6.0], [0, 0]))),
-        "sub": attempt(lambda: changed("scatter_sub", rows([5.0], [1]))),
-        "mul": attempt(lambda: changed("scatter_mul", rows([5.0], [1]))),
-        "div": attempt(lambda: changed("scatter_div", rows([2, 2], [0, 1]), start=(7, -7))),
-        "min": attempt(lambda: changed("scatter_min", rows([0.0, 9.0], [0, 1]))),
-        "max": attempt(lambda: changed("scatter_max", rows([0.0, 9.0], [0, 1]))),
-        "no slices": attempt(lambda: changed("scatter_update", [1.0, 2.0])),
-        "behind": attempt(lambda: changed("scatter_update", rows([5.0], [3]))),
-        "before": attempt(lambda: changed("scatter_update", rows([5.0], [-1]))),
-        "other dtype": attempt(
-            lambda: changed("scatter_update", rows(tf.constant([5]), tf.constant([0])))
+        "update": attempt(lambda: change_variable("scatter_update", rows([5.0, 6.0], [0, 2]))),
+        "add twice": attempt(lambda: change_variable("scatter_add", rows([5.0, 6.0], [0, 0]))),
+        "update twice": attempt(
+            lambda: change_variable("scatter_update", rows([5.0, 6.0], [0, 0]))
         ),
-        "entries": attempt(lambda: changed("scatter_nd_update", [[2], [0]], [5.0, 6.0])),
-        "entries added": attempt(lambda: changed("scatter_nd_add", [[2], [2]], [5.0, 6.0])),
-        "entries less": attempt(lambda: changed("scatter_nd_sub", [[2]], [5.0])),
-        "entry behind": attempt(lambda: changed("scatter_nd_update", [[3]], [5.0])),
-        "entry of wrong shape": attempt(lambda: changed("scatter_nd_update", [[0]], [[5.0]])),
+        "sub": attempt(lambda: change_variable("scatter_sub", rows([5.0], [1]))),
+        "mul": attempt(lambda: change_variable("scatter_mul", rows([5.0], [1]))),
+        "div": attempt(lambda: change_variable("scatter_div", rows([2, 2], [0, 1]), start=(7, -7))),
+        "min": attempt(lambda: change_variable("scatter_min", rows([0.0, 9.0], [0, 1]))),
+        "max": attempt(lambda: change_variable("scatter_max", rows([0.0, 9.0], [0, 1]))),
+        "no slices": attempt(lambda: change_variable("scatter_update", [1.0, 2.0])),
+        "behind": attempt(lambda: change_variable("scatter_update", rows([5.0], [3]))),
+        "before": attempt(lambda: change_variable("scatter_update", rows([5.0], [-1]))),
+        "other dtype": attempt(
+            lambda: change_variable("scatter_update", rows(tf.constant([5]), tf.constant([0])))
+        ),
+        "entries": attempt(lambda: change_variable("scatter_nd_update", [[2], [0]], [5.0, 6.0])),
+        "entries added": attempt(lambda: change_variable("scatter_nd_add", [[2], [2]], [5.0, 6.0])),
+        "entries less": attempt(lambda: change_variable("scatter_nd_sub", [[2]], [5.0])),
+        "entry behind": attempt(lambda: change_variable("scatter_nd_update", [[3]], [5.0])),
+        "entry of wrong shape": attempt(
+            lambda: change_variable("scatter_nd_update", [[0]], [[5.0]])
+        ),
         "gathered": attempt(lambda: tf.Variable([[1, 2], [3, 4]]).gather_nd([[0, 1], [1, 0]])),
         "read": attempt(lambda: tf.Variable([[1, 2], [3, 4]]).sparse_read([1, 1])),
         "dense": attempt(
@@ -384,17 +388,17 @@ def variables_change_in_part(tf: Any, strategy: Any) -> Any:
         "not dense": attempt(
             lambda: tf.convert_to_tensor(rows(tf.constant([1.0]), tf.constant([0])))
         ),
-        "row": attempt(lambda: sliced(0, [8, 9])),
-        "broadcast": attempt(lambda: sliced(0, 9)),
-        "entry": attempt(lambda: sliced((1, 0), 9)),
-        "last": attempt(lambda: sliced(-1, [8, 9])),
-        "column": attempt(lambda: sliced((slice(None), 1), [7, 8, 9])),
-        "ellipsis": attempt(lambda: sliced((..., 0), [7, 8, 9])),
-        "every other": attempt(lambda: sliced(slice(None, None, 2), [[7, 7], [8, 8]])),
-        "by a tensor": attempt(lambda: sliced(tf.constant(1), [8, 9])),
-        "row behind": attempt(lambda: sliced(3, [8, 9])),
-        "of wrong shape": attempt(lambda: sliced(0, [7, 8, 9])),
-        "of wrong dtype": attempt(lambda: sliced(0, 1.5)),
+        "row": attempt(lambda: assign_slice(0, [8, 9])),
+        "broadcast": attempt(lambda: assign_slice(0, 9)),
+        "entry": attempt(lambda: assign_slice((1, 0), 9)),
+        "last": attempt(lambda: assign_slice(-1, [8, 9])),
+        "column": attempt(lambda: assign_slice((slice(None), 1), [7, 8, 9])),
+        "ellipsis": attempt(lambda: assign_slice((..., 0), [7, 8, 9])),
+        "every other": attempt(lambda: assign_slice(slice(None, None, 2), [[7, 7], [8, 8]])),
+        "by a tensor": attempt(lambda: assign_slice(tf.constant(1), [8, 9])),
+        "row behind": attempt(lambda: assign_slice(3, [8, 9])),
+        "of wrong shape": attempt(lambda: assign_slice(0, [7, 8, 9])),
+        "of wrong dtype": attempt(lambda: assign_slice(0, 1.5)),
         "a slice is a tensor": [isinstance(row, tf.Tensor), parts(row + 1), parts(row)],
     }
 
@@ -413,7 +417,7 @@ def mirrored_variables_change_in_part(tf: Any, strategy: Any) -> Any:
         value = tf.reshape(tf.cast(number + 2, tf.float32), [1])
         return rows(value, tf.reshape(number, [1]), tf.constant([3]))
 
-    def scattered(how: str, aggregation: Any) -> Any:
+    def scatter_rows(how: str, aggregation: Any) -> Any:
         v = make(aggregation)
         strategy.run(lambda: getattr(v, how)(by_replica()))
         return parts([value.read_value() for value in v.values])
@@ -423,27 +427,27 @@ def mirrored_variables_change_in_part(tf: Any, strategy: Any) -> Any:
         getattr(v, how)(rows(tf.constant([5.0]), tf.constant([0])))
         return parts([value.read_value() for value in v.values])
 
-    def combined(how: str, *given: Any) -> Any:
+    def combine_replicas(how: str, *given: Any) -> Any:
         made = strategy.run(lambda: getattr(context(), how)(*given, by_replica()))
         return [parts(tf.convert_to_tensor(one)) for one in made.values]
 
     on_read = tf.VariableSynchronization.ON_READ
     mirrored = make(kinds.SUM)
     return {
-        "sum": attempt(lambda: scattered("scatter_add", kinds.SUM)),
-        "mean": attempt(lambda: scattered("scatter_mul", kinds.MEAN)),
-        "first": attempt(lambda: scattered("scatter_update", kinds.ONLY_FIRST_REPLICA)),
-        "each": attempt(lambda: scattered("scatter_update", kinds.NONE)),
-        "update is no sum": attempt(lambda: scattered("scatter_update", kinds.SUM)),
-        "max is no mean": attempt(lambda: scattered("scatter_max", kinds.MEAN)),
+        "sum": attempt(lambda: scatter_rows("scatter_add", kinds.SUM)),
+        "mean": attempt(lambda: scatter_rows("scatter_mul", kinds.MEAN)),
+        "first": attempt(lambda: scatter_rows("scatter_update", kinds.ONLY_FIRST_REPLICA)),
+        "each": attempt(lambda: scatter_rows("scatter_update", kinds.NONE)),
+        "update is no sum": attempt(lambda: scatter_rows("scatter_update", kinds.SUM)),
+        "max is no mean": attempt(lambda: scatter_rows("scatter_max", kinds.MEAN)),
         "together": attempt(lambda: together("scatter_sub")),
         "on read": attempt(
             lambda: make(kinds.SUM, synchronization=on_read).scatter_add(
                 rows(tf.constant([5.0]), tf.constant([0]))
             )
         ),
-        "all_reduce": attempt(lambda: combined("all_reduce", "SUM")),
-        "mean of all": attempt(lambda: combined("all_reduce", "MEAN")),
+        "all_reduce": attempt(lambda: combine_replicas("all_reduce", "SUM")),
+        "mean of all": attempt(lambda: combine_replicas("all_reduce", "MEAN")),
         "gather": attempt(
             lambda: strategy.gather(rows(tf.constant([5.0]), tf.constant([0])), axis=0)
         ),
@@ -477,7 +481,7 @@ def scopes_are_entered_again(tf: Any, strategy: Any) -> Any:
         with inner:
             return [inside, where()]
 
-    def mixed() -> Any:
+    def mix_scopes() -> Any:
         other = distribute.OneDeviceStrategy("CPU:0").scope()
         with strategy.scope(), other:
             return where()
@@ -494,7 +498,7 @@ def scopes_are_entered_again(tf: Any, strategy: Any) -> Any:
         with strategy.scope():
             distribute.experimental_set_strategy(None)
 
-    def shared() -> Any:
+    def share_variable() -> Any:
         with strategy.scope():
             v = tf.Variable(
                 [0.0],
@@ -511,10 +515,10 @@ def scopes_are_entered_again(tf: Any, strategy: Any) -> Any:
 
     return {
         "again": attempt(again),
-        "mixed": attempt(mixed),
+        "mixed": attempt(mix_scopes),
         "default": attempt(under_the_default),
         "made under both": attempt(made_under_both),
         "set inside": attempt(set_inside),
         "after": where(),
-        "all_reduce": attempt(shared),
+        "all_reduce": attempt(share_variable),
     }

@@ -17,18 +17,18 @@ def numbers(iterator, count):
     return [int(next(iterator)) for _ in range(count)]
 
 
-def shuffled():
+def open_shuffled():
     return iter(tf.data.Dataset.range(100).shuffle(20, seed=1).map(lambda x: x * 2))
 
 
 def test_iterators_and_variables_continue(tmp_path):
-    iterator, step = shuffled(), tf.Variable([1.0, 2.0])
+    iterator, step = open_shuffled(), tf.Variable([1.0, 2.0])
     checkpoint = tf.train.Checkpoint(iterator=iterator, step=step)
     numbers(iterator, 7)
     path = checkpoint.save(tmp_path / "ckpt")
     rest = numbers(iterator, 5)
     step.assign([3.0, 4.0])
-    other = tf.train.Checkpoint(iterator=shuffled(), step=tf.Variable([0.0, 0.0]))
+    other = tf.train.Checkpoint(iterator=open_shuffled(), step=tf.Variable([0.0, 0.0]))
     status = other.restore(path)
     status.assert_consumed().assert_existing_objects_matched().expect_partial()
     assert numbers(other.iterator, 5) == rest
@@ -151,7 +151,7 @@ def test_what_does_not_fit_is_said(tmp_path):
     with pytest.raises(AssertionError, match=r"not saved: \['c'\]"):
         status.assert_existing_objects_matched()
     with pytest.raises(InvalidArgumentError, match="a was saved as a variable"):
-        tf.train.Checkpoint(a=shuffled()).restore(path)
+        tf.train.Checkpoint(a=open_shuffled()).restore(path)
     assert status.assert_nontrivial_match() is status
     other = tf.train.Checkpoint(c=tf.Variable(0)).restore(path)
     with pytest.raises(AssertionError, match=r"not saved: \['c'\]"):

@@ -244,7 +244,7 @@ DRAWING = {
 
 
 @pytest.fixture
-def seeded():
+def global_seed():
     """With a seed, `take_while` ends where it always does."""
     tf.random.set_seed(9)
     yield
@@ -252,7 +252,7 @@ def seeded():
 
 
 @pytest.mark.parametrize("apply", DRAWING.values(), ids=DRAWING)
-@pytest.mark.usefixtures("seeded")
+@pytest.mark.usefixtures("global_seed")
 def test_what_functions_draw_is_the_same_after_a_resume(apply):
     dataset = apply(tf.data.Dataset.range(400))
     iterator = iter(dataset)

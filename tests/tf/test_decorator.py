@@ -69,13 +69,13 @@ def test_methods_are_bound():
             return self.factor * x
 
         @tf.function(input_signature=[tf.TensorSpec([], tf.int32)])
-        def checked(self, x):
+        def multiply(self, x):
             return self.factor * x
 
     assert Model().call(2).numpy() == Model.call(Model(), 2).numpy() == 6
-    assert Model().checked(2).numpy() == 6
+    assert Model().multiply(2).numpy() == 6
     with pytest.raises(InvalidTypeError, match="x: 'a' .str. cannot become int32"):
-        Model().checked("a")
+        Model().multiply("a")
     built_in = type("Holder", (), {"length": tf.function(len)})()
     assert built_in.length([1, 2]).numpy() == 2
 

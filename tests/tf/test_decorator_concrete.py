@@ -23,7 +23,7 @@ class Model:
         return x * self.rate
 
     @tf.function(input_signature=[tf.TensorSpec([], tf.int32)])
-    def checked(self, x: Any) -> Any:
+    def add_rate(self, x: Any) -> Any:
         return x + self.rate
 
 
@@ -58,8 +58,8 @@ def test_methods_have_concrete_functions() -> None:
     model = Model(3)
     assert model.step(tf.constant(2)).numpy() == 6
     assert model.step.get_concrete_function(tf.TensorSpec([], tf.int32))(tf.constant(2)) == 6
-    assert model.checked.get_concrete_function()(tf.constant(2)).numpy() == 5
-    assert Model.checked.input_signature == (tf.TensorSpec([], tf.int32),)
+    assert model.add_rate.get_concrete_function()(tf.constant(2)).numpy() == 5
+    assert Model.add_rate.input_signature == (tf.TensorSpec([], tf.int32),)
     assert multiply.python_function(3) == 6
 
 

@@ -8,7 +8,7 @@ def label(x):
     return {"x": x * 1000 + noise, "name": tf.strings.as_string(x) + "!"}
 
 
-def labelled(**options):
+def label_range(**options):
     tf.random.set_seed(3)
     try:
         return tf.data.Dataset.range(20).map(label, **options)
@@ -25,15 +25,15 @@ def test_workers_of_a_service_draw_the_same():
     with service.DispatchServer() as dispatcher:
         config = service.WorkerConfig(dispatcher_address=dispatcher.target.split("://")[1])
         with service.WorkerServer(config):
-            remote = labelled().apply(service.distribute("distributed_epoch", dispatcher.target))
-            assert sorted(plain(remote)) == sorted(plain(labelled()))
+            remote = label_range().apply(service.distribute("distributed_epoch", dispatcher.target))
+            assert sorted(plain(remote)) == sorted(plain(label_range()))
 
 
 def test_processes_draw_the_same():
     options = tf.data.Options()
     options.executor = "processes"
-    parallel = labelled(num_parallel_calls=2).with_options(options)
-    assert plain(parallel) == plain(labelled())
+    parallel = label_range(num_parallel_calls=2).with_options(options)
+    assert plain(parallel) == plain(label_range())
 
 
 def test_strategies_and_torch_take_the_elements():
