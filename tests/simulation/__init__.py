@@ -1,1 +1,1 @@
-"""Whole services on a virtual clock: time, network and engine are made up, all else is real."""
+"""Whole services on a virtual clock: time, network and engine are simulated, all else is real."""

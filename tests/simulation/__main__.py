@@ -1,4 +1,4 @@
-"""Lives through many histories, or through one of them again."""
+"""Runs many histories, or runs one of them again."""
 
 from __future__ import annotations
 

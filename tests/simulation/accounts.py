@@ -1,4 +1,4 @@
-"""Accounts: what must be true when all is over. An element is its own address."""
+"""Accounts: what must be true at the end of a history. An element is its own address."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.simulation.trainers import DEAD, ENDED, MERGED, READING, Job, Trainer
 
 
 def settle(dispatcher: Dispatcher, trainers: Iterable[Trainer]) -> None:
-    """Checks all that was delivered."""
+    """Checks the elements that all readers got."""
     shared: dict[tuple[str, int, str], list[Trainer]] = {}
     for trainer in trainers:
         _require(trainer, trainer.status != READING, "has not come to its end")
@@ -106,7 +106,7 @@ def _order(trainer: Trainer, laps: list[int]) -> Iterator[int]:
 
 
 def _whole(trainer: Trainer) -> None:
-    """Copies of everything, each of them complete."""
+    """Every worker computes a copy of all elements; each copy must be complete."""
     history, plan = trainer.history, trainer.job.plan
     _require(trainer, len(set(history)) == len(history), "got elements twice")
     _require(
@@ -136,7 +136,7 @@ def _together(
         _require(where, not (opened and recorded), "is not known to the dispatcher")
         return
     base = {v for t in members if t.merged is not None for v in t.merged.history}
-    # What lost readers had got, and other readers got as well, is in their merged states, too.
+    # Merged states also contain elements that a lost reader got and other readers got again.
     lost = [_doubtful(t, dispatcher.late) for t in members if t.status == MERGED]
     delivered = Counter(base.difference(*lost))
     for trainer in members:
@@ -164,7 +164,7 @@ def _together(
 def _count_reported(
     record: IterationRecord, trainer: Trainer, clients: list[str], history: list[int]
 ) -> Counter[int]:
-    """What the dispatcher recorded for a trainer that never returned; the rest was leased again."""
+    """What the dispatcher recorded for a dead trainer; the rest was leased to other trainers."""
     recorded = _count_recorded(record, trainer, clients)
     more = sorted(map(address, recorded - Counter(history)))
     _require(trainer, not more, f"is thought to have got {more}")
@@ -172,7 +172,7 @@ def _count_reported(
 
 
 def _got(record: IterationRecord, trainer: Trainer, late: dict[str, set[int]]) -> Counter[int]:
-    """What a trainer got that stayed to the end; the dispatcher must have recorded it."""
+    """What a trainer got that did not die; the dispatcher must have recorded all of it."""
     recorded, got = _count_recorded(record, trainer, trainer.clients), Counter(trainer.history)
     right = not recorded - got and set(got - recorded) <= _doubtful(trainer, late)
     _require(trainer, right, _describe_difference(trainer, recorded))
@@ -180,12 +180,12 @@ def _got(record: IterationRecord, trainer: Trainer, late: dict[str, set[int]]) -
 
 
 def _doubtful(trainer: Trainer, late: dict[str, set[int]]) -> set[int]:
-    """What a trainer got and could not report before other trainers were leased it."""
+    """What a trainer got, but reported after other trainers had leased the same elements."""
     return trainer.doubtful.union(*(late.get(client, ()) for client in trainer.clients))
 
 
 def _count_recorded(record: IterationRecord, trainer: Trainer, clients: list[str]) -> Counter[int]:
-    """What the dispatcher recorded for a trainer, without the state that all began with."""
+    """What the dispatcher recorded for a trainer, without the state that it resumed from."""
     base = set(trainer.merged.history) if trainer.merged is not None else set()
     return Counter(value for value in _list_recorded(record, clients) if value not in base)
 
@@ -216,13 +216,13 @@ def _list_recorded(record: IterationRecord, clients: list[str]) -> list[int]:
 def _complete(
     where: str, record: IterationRecord, group: str, members: list[Trainer], delivered: set[int]
 ) -> None:
-    """Nothing is missing if a trainer read to the end; otherwise missing elements are free."""
+    """If a trainer read to the end, nothing is missing; else missing elements can be leased."""
     plan, leases = members[0].job.plan, record.groups[group]
     beyond = [address(v) for v in delivered if address(v)[1] >= plan.length(address(v)[0])]
     _require(where, not beyond, f"delivered what does not exist: {beyond}")
     streams = leases.begun
     if all(trainer.status in (ENDED, MERGED) for trainer in members):
-        # The copy of a worker that came at the last moment may have no reader.
+        # If a worker joined at the last moment, perhaps no reader read its copy.
         streams = leases.begun if record.elastic else record.total
         whole = not leases.tracks if record.elastic else record.complete(leases)
         _require(where, whole, "has ended, and not everything is consumed")

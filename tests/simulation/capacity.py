@@ -1,6 +1,6 @@
 """Capacity: what one dispatcher carries, measured on the real logic and codec.
 
-Workers and clients say what they would say; the time is that of this machine, not of the clock.
+Workers and clients send their usual messages. Times are CPU times of this machine, not virtual.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ LEASES = 4.0
 
 @dataclass
 class Figures:
-    """What a dispatcher did, and what it took."""
+    """What a dispatcher did, and the CPU time that it needed."""
 
     requests: int = 0
     leased: int = 0

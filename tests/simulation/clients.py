@@ -1,4 +1,4 @@
-"""Clients: programs of users that read, save states, die, and come back with a saved state.
+"""Clients: programs of users that read, save states, crash, and resume from a saved state.
 
 The stream that they read is the real one.
 """
@@ -42,14 +42,14 @@ from tests.simulation.streams import CheckedStream
 from tests.simulation.trainers import DEAD, ENDED, LEFT, SavedState, Trainer, service_part
 
 MOST_FAILURES = 4
-"""After so many errors, also the stubborn give up."""
+"""After so many errors, a stubborn trainer stops, too."""
 
 EXPECTED = (AbortedError, NotFoundError, UnavailableError)
-"""What may go wrong with a reading, where nothing is wrong with the service."""
+"""Errors that a reader may get although the service works as it should."""
 
 
 class Client(Peer):
-    """One life of a trainer."""
+    """One process of a trainer, from a start to its end or crash."""
 
     def __init__(
         self,
@@ -107,11 +107,11 @@ class Client(Peer):
             self.kill()
 
     def _judge_refusal(self, state: dict[str, Any] | None, error: OpError) -> str:
-        """What becomes of a reader that is refused, if that is right."""
+        """The status of a reader that is refused; raises Violation if it must not be refused."""
         if state is None and "was read to its end" in error.message:
-            return ENDED  # Started anew, when all other readers have read everything and left.
+            return ENDED  # It was restarted after all other readers had read everything and left.
         if self.trainer.outlived and "begun anew, with other random numbers" in error.message:
-            return DEAD  # Others came first when the dispatcher had lost all that this one read.
+            return DEAD  # The dispatcher lost its iteration.
         raise Violation(f"{self.name} fails with {error!r}") from error
 
     def _read(self, state: dict[str, Any] | None) -> None:
@@ -125,7 +125,7 @@ class Client(Peer):
             self.trainer.status, self.trainer.known = status, self._left
 
     def _consume(self, stream: CheckedStream) -> str:
-        """Reads to the end, or as much as is wanted; gives which of both."""
+        """Reads to the end, or as much as the trainer wants; returns the trainer's status."""
         trainer, random = self.trainer, self.world.random
         while trainer.enough is None or trainer.left > 0:
             mark = stream.save()
@@ -162,7 +162,7 @@ class Client(Peer):
                 self.world.tell(f"{self.name} continues after {type(error).__name__}: {error}")
 
     def _save(self, stream: CheckedStream, mark: Any, count: int) -> None:
-        """Keeps a state: of now, or of the middle of what was handed out last."""
+        """Keeps a state: of now, or from the middle of the elements that were handed out last."""
         trainer = self.trainer
         used = self.world.random.choice((count, count, self.world.random.randint(0, count)))
         stream.commit()
@@ -219,7 +219,7 @@ class Client(Peer):
         self.trainer.clients.append(name)
 
     def _repeats(self, ranges: tuple[StreamRange, ...]) -> None:
-        """The dispatcher says which elements of this reader other readers have got as well."""
+        """Notes the elements of this reader that other readers got, too, as the dispatcher says."""
         for at in ranges:
             values = {element(at.stream, ordinal) for ordinal in range(at.start, at.stop)}
             self.trainer.doubtful |= values

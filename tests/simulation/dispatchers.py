@@ -1,7 +1,7 @@
-"""A dispatcher around the real logic: decide, journal, apply, answer; and what becomes of it.
+"""A dispatcher around the real logic: decide, journal, apply, answer; it crashes and restarts.
 
-The journal is a list of transactions, each a list of bytes. A dispatcher that comes back from it
-must know what it knew, unless its disk has lied.
+The journal is a list of transactions, each a list of bytes. A dispatcher that restarts from it
+must know what it knew, unless its disk lost facts that it had confirmed.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _decode: Callable[[bytes], Fact] = msgspec.msgpack.Decoder(Fact).decode
 
 TICK = 1.0
 _PAUSE = 3.0
-"""What is longer than this between two looks at the clock was sleep."""
+"""A longer pause between two looks at the clock means that the process was suspended."""
 
 
 class Dispatcher:
-    """The service's dispatcher through all its lives; `keeps` a journal, or forgets."""
+    """The service's dispatcher with all its restarts; `keeps`: it has a journal."""
 
     def __init__(
         self, network: Network, settings: Settings, keeps: bool = True, checked: bool = False
@@ -43,22 +43,22 @@ class Dispatcher:
         self.checked = checked
         self.journal: list[list[bytes]] = []
         self.full_until = 0.0
-        """Until then its disk takes nothing."""
+        """Until then its disk is full."""
         self.failing = False
         """Whether the power fails while the next facts are on their way to the disk."""
         self.lives = 0
         self.answered = 0
         self.late: dict[str, set[int]] = {}
-        """What readers reported when they left, and was lost: other readers may have got it."""
+        """Elements that leaving readers reported too late: other readers may have got them."""
         network.answer = self._arrive
         self.process = Process(self.world, "dispatcher")
         self.process.alive = False
         self.start()
 
-    # Its lives
+    # Starts and crashes
 
     def start(self) -> None:
-        """Comes up, again or for the first time."""
+        """Starts for the first time, or restarts from its journal."""
         world = self.world
         self.lives += 1
         self.process = Process(world, f"dispatcher#{self.lives}")
@@ -82,12 +82,12 @@ class Dispatcher:
         self.process.kill()
 
     def lose_power(self) -> None:
-        """What is not on disk is gone; what was answered is."""
+        """Kills it. What is not on disk is lost; what it had answered is on disk."""
         self.world.tell(f"{self.process.name} loses power")
         self.process.kill()
 
     def lose_facts(self) -> None:
-        """Its disk did not keep facts that it had confirmed: some of the last ones are gone."""
+        """Kills it, and removes some of the last facts, although its disk had confirmed them."""
         self.crash()
         kept = len(self.journal) - self.world.random.randint(1, 12)
         self.journal = self.journal[: max(1, kept)]
@@ -103,7 +103,7 @@ class Dispatcher:
             yield from transaction
 
     def check_replay(self) -> None:
-        """The journal gives what is known."""
+        """Checks that the replayed journal gives the same state."""
         if not self.keeps:
             return
         again = State(self.state.settings)
@@ -112,7 +112,7 @@ class Dispatcher:
         if snapshot(again) != snapshot(self.state):
             raise Violation("the journal, replayed, does not give the state of the dispatcher")
 
-    # What it does
+    # Answering requests
 
     def _arrive(self, data: bytes, reply: Callable[[bytes | None], None]) -> None:
         if not self.process.alive:
@@ -129,7 +129,7 @@ class Dispatcher:
             reply(None)
 
     def handle(self, data: bytes) -> bytes | None:
-        """The answer; None if the power fails before."""
+        """The answer; None if the power fails before the facts are on disk."""
         request = decode_request(data)
         self.answered += 1
         if isinstance(request, Hello):
@@ -165,7 +165,7 @@ class Dispatcher:
         return client is not None and client.standing == LOST
 
     def _left_late(self, request: Leave) -> None:
-        """What it used is its own, unless another reader has it."""
+        """Notes what a leaving reader had consumed; the dispatcher must not lease that again."""
         group = self.state.group(self.state.clients[request.client])
         said = self.late.setdefault(request.client, set())
         for stream, start, stop in ((at.stream, at.start, at.stop) for at in request.consumed):

@@ -1,4 +1,4 @@
-"""Elements: numbers that say where they stand, and failures that say whose place they take."""
+"""Elements: numbers that name their position, and failures that name the element they replace."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def values_of(chunk: Chunk) -> list[int]:
 
 
 class FailingError(OutOfRangeError):
-    """An element that fails, as it was meant to."""
+    """The failure of an element that the plan lists in `failing`."""
 
 
 def failed_value(error: OutOfRangeError) -> int:
-    """The element in whose place an error came."""
+    """The element that an error replaces."""
     return int(error.message.split()[0])

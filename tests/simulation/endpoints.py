@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 _PROBED = timing.KEEP_ALIVE_IDLE + timing.KEEP_ALIVE_INTERVAL * timing.KEEP_ALIVE_PROBES
-"""Seconds after which a system notices that the machine of its peer is gone."""
+"""Seconds after which an operating system notices that the peer's machine is gone."""
 
 
 class Peer(Process):
@@ -47,7 +47,7 @@ class Peer(Process):
         raise AssertionError(f"{self.name} listens, and does not say what it does with {end}")
 
     def kill(self, silently: bool = False) -> None:
-        """`silently`: its host goes with it, so that its peers get no signal."""
+        """`silently`: its host crashes as well, so that its peers get no signal."""
         super().kill()
         for end in self.connections:
             end.vanish() if silently else end.close()
@@ -57,7 +57,7 @@ class ArrivedFrame:
     """A channel that has received one frame, as a whole."""
 
     left = memoryview(b"")
-    """What was not read of it."""
+    """The bytes that were not read yet."""
 
     def receive(self, view: memoryview) -> int:
         count = min(len(view), len(self.left))
@@ -80,15 +80,15 @@ class Endpoint:
         self._frame = ArrivedFrame()
         self._reader = MessageReader(self._frame, client, pool=None, mapped=None)
         self.bell = Bell()
-        """Rings when there is something to read, be it the end."""
+        """Rings when there is something to read, or the connection has ended."""
         self.broken = False
         self._network = network
         self._world = network.world
         self._arrived: deque[bytes] = deque()
         self._ahead: deque[bytes] = deque()
-        """What was taken in together with what was read last."""
+        """Frames that were received together with the one that was read last."""
         self._last = 0.0
-        """When the last message arrives that was sent from the other end."""
+        """When the last message that the other end sent arrives."""
         self._deaf = False
         self._aborted = False
 
@@ -119,7 +119,7 @@ class Endpoint:
         world.when(peer._last, partial(peer._arrive, sent))
 
     def _flip_bit(self, sent: bytes) -> bytes:
-        """The same bytes, one bit of which is another."""
+        """The same bytes with one bit flipped."""
         at = self._world.random.randrange(len(sent))
         flipped = sent[at] ^ (1 << self._world.random.randrange(8))
         self._world.tell(f"a frame from {self.owner.name} to {self.peer.owner.name} is damaged")
@@ -146,7 +146,7 @@ class Endpoint:
 
     @property
     def readable(self) -> bool:
-        """What a selector sees."""
+        """Whether a selector would report it as readable."""
         return bool(self._arrived) or self.broken
 
     def pending(self) -> bool:
@@ -178,14 +178,14 @@ class Endpoint:
             raise
 
     def cut(self) -> None:
-        """Nothing passes any more; both ends find out, each in its time."""
+        """Breaks the connection; each end notices after a delay of its own."""
         self._world.tell(f"a connection of {self.owner.name} and {self.peer.owner.name} is cut")
         for end in (self, self.peer):
             end._deaf = True
             self._world.at(self._network.delay(), end._break)
 
     def vanish(self) -> None:
-        """Nothing passes any more, and both ends get no signal.
+        """Breaks the connection without a signal to either end.
 
         The system of a worker probes its clients, which may be workers, and ends the connection.
         """

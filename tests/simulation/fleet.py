@@ -1,8 +1,8 @@
 """A fleet: one dispatcher, many workers and many readers of one named job, of which some die.
 
 The clients are those of `scripts/bench control`, on the virtual clock. Every second some readers
-and workers die silently, and others come in their place. Every element must reach a reader, and
-none may reach two, unless one of them died before it could report.
+and workers die silently, and new ones replace them. Every element must reach a reader, and
+none may reach two readers, unless one of them died before it could report.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ RATE = 100.0
 STEP = 0.25
 """Seconds between two steps of a user."""
 START = 5.0
-"""Seconds in which all workers and readers come."""
+"""Seconds in which all workers and readers start."""
 COUNTED = 3.0
-"""Seconds after the start from which on progress counts."""
+"""Seconds after the start; progress is measured from then on."""
 PATIENCE = 120.0
-"""Seconds in which what is left at the end must be read."""
+"""Seconds in which the remaining elements must be read at the end."""
 
 
 @dataclass
 class Fleet:
-    """What a run was made of, and what it came to."""
+    """The parameters of a run, and its results."""
 
     workers: int
     readers: int
@@ -49,16 +49,16 @@ class Fleet:
     died: int = 0
     requests: int = 0
     busy: float = 0.0
-    """Seconds of CPU time that the dispatcher needed while progress counted."""
+    """Seconds of CPU time that the dispatcher needed while progress was measured."""
     consumed: int = 0
-    """Elements that users consumed in that time."""
+    """Elements that users consumed while progress was measured."""
     ideal: float = 0.0
-    """Elements that they would have consumed without waiting."""
+    """Elements that users would have consumed if they had never waited."""
     repeated: int = 0
-    """Elements that a reader handed out, did not report before it died, and another got again."""
+    """Elements that two readers got, because the first reader died before it could report them."""
     total: int = 0
     last: float = 0.0
-    """When the last reader had ended."""
+    """The virtual time at which the last reader ended."""
 
     @property
     def progress(self) -> float:

@@ -1,7 +1,7 @@
 """Histories: from a seed, a service with its readers, and all that happens to it.
 
-For a while things go wrong; then the network is well, a dispatcher and workers are there, and
-everybody must come to an end.
+For a while there are faults. Then the network is sound, a dispatcher and workers run, and every
+reader must end.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ PATIENCE = 900.0
 """Seconds in which all clients must end."""
 
 ENOUGH = 60.0
-"""Seconds of work after which a history will never end; few need one."""
+"""Seconds of CPU time after which a history counts as endless; few need even one second."""
 
 CHECKED = 8
-"""In one of so many histories the dispatcher is checked after every step."""
+"""In one of so many histories, the dispatcher's state is checked after every step."""
 
 
 class HistoryFailedError(AssertionError):
-    """A history that must not be, with its story."""
+    """A history that broke a rule, with its story."""
 
 
 @dataclass
 class Outcome:
-    """What a history was made of."""
+    """How much happened in a history."""
 
     steps: int
     answered: int
@@ -56,7 +56,7 @@ class Outcome:
 
 
 def run(seed: int, story: bool = False, kind: str = "") -> Outcome:
-    """Lives through a history; raises HistoryFailedError with its story if it is a bad one.
+    """Runs one history; raises HistoryFailedError with its story if it breaks a rule.
 
     `kind`: one of `KINDS`.
     """
@@ -75,7 +75,7 @@ def run(seed: int, story: bool = False, kind: str = "") -> Outcome:
 
 @contextmanager
 def _set_intervals(seed: int) -> Iterator[None]:
-    """Short streams have marks, too; and the reports of waiting clients are not read.
+    """Lets short streams have marks, and turns the reports of waiting clients off.
 
     In one of four histories intervals are as long as with thousands of clients.
     """
@@ -113,7 +113,7 @@ def _limit_work(world: World) -> Iterator[None]:
 
 
 def run_many(seeds: range, kind: str = "") -> tuple[int, int, list[str]]:
-    """Lives through several; gives how many, the requests in them, and what went wrong."""
+    """Runs several histories; returns how many, their requests, and the failures."""
     answered, stories = 0, []
     with suppress(KeyboardInterrupt):
         for seed in seeds:
@@ -141,7 +141,7 @@ class History(Trouble):
     """One service, from its start to its end."""
 
     option = ""
-    """The arguments with which `scripts/simulate` makes one like it."""
+    """The arguments with which `scripts/simulate` runs a history of this class."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
@@ -168,10 +168,10 @@ class History(Trouble):
         for job in self.jobs:
             self._readers(job)
         self._plan_trouble()
-        Process(self.world, "somebody").spawn(self._go_on)
+        Process(self.world, "users").spawn(self._start_next)
 
-    def _go_on(self) -> None:
-        """Who has come to the end of an iteration may begin the next."""
+    def _start_next(self) -> None:
+        """Starts the next iteration of each trainer that has ended one."""
         while True:
             self.world.wait(0.5)
             for trainer in [t for t in self.trainers if t.status == ENDED and t.then]:
@@ -188,7 +188,7 @@ class History(Trouble):
         )
         return Dispatcher(self.network, settings, self.keeps, self.seed % CHECKED == 0)
 
-    # Who reads what
+    # The readers and their plans
 
     def _job(self, number: int) -> Job:
         random = self.world.random
@@ -255,12 +255,12 @@ class History(Trouble):
         self.world.at(seconds, partial(self._begin, trainer, host, trainer.starts))
 
     def _begin(self, trainer: Trainer, host: str, number: int) -> None:
-        """A client that is to be started twice begins once: two would take turns without end."""
+        """Starts a client unless a later start is planned: two clients would replace each other."""
         if trainer.status == READING and number == trainer.starts:
             self.clients.append(Client(self.network, trainer, host, self._note_failure))
 
     def _note_failure(self, trainer: Trainer) -> None:
-        """A client failed, and is started again, or not."""
+        """Starts the client of a trainer again, if the trainer returns."""
         if trainer.returns:
             self._start(trainer, self.world.random.choice((0.1, 1.0, 12.0, 25.0)))
         else:
@@ -305,7 +305,7 @@ class History(Trouble):
 
 
 class JoiningHistory(History):
-    """One in which workers join coordinated reads, again and again."""
+    """A history in which many workers join coordinated reads."""
 
     option = " --joining"
 
@@ -323,7 +323,7 @@ class JoiningHistory(History):
 
 
 class LeavingHistory(History):
-    """One in which workers leave whose streams hold much, and others fail meanwhile."""
+    """A history in which workers with large states leave, and other processes fail meanwhile."""
 
     option = " --leaving"
 

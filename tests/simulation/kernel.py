@@ -1,7 +1,7 @@
 """A virtual clock, and threads on it: greenlets that run until they wait.
 
 Only `World.wait` lets other threads run, and only the world decides which is next. All chance comes
-from the one `random` of the world, so that a seed is a history.
+from the one `random` of the world, so that a seed determines the history.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ STORY = 400
 """How many of the last events are printed when a history fails."""
 
 MOST_STEPS = 200_000
-"""A history that needs more goes round in circles."""
+"""A history that needs more is stuck in a loop."""
 
 LOOKS = 8
-"""After so many steps it is looked whether all is over."""
+"""After so many steps the world checks whether the history is over."""
 
 INSTANT = 1e-6
-"""A shorter wait would never end: the clock does not move by itself."""
+"""The shortest wait. The clock moves only when threads wait, so shorter waits might never end."""
 
 
 class Violation(AssertionError):
-    """Something that must never be."""
+    """The simulated service broke a rule."""
 
 
 class Process:
-    """What lives, stops for a while, and dies all at once."""
+    """Threads that are suspended together, and killed together."""
 
     def __init__(self, world: World, name: str) -> None:
         self.world = world
@@ -42,7 +42,7 @@ class Process:
         self.paused_until = 0.0
 
     def kill(self) -> None:
-        """None of its threads runs."""
+        """None of its threads runs again."""
         self.alive = False
 
     def pause(self, seconds: float) -> None:
@@ -50,7 +50,7 @@ class Process:
         self.paused_until = max(self.paused_until, self.world.now + seconds)
 
     def spawn(self, work: Callable[[], object]) -> Thread:
-        """Does something in a thread, until it ends or this process dies."""
+        """Runs `work` in a thread, until it returns or this process is killed."""
         thread = Thread(self, work)
         self.world.threads[thread] = None
         self.world.at(0.0, thread.go, self)
@@ -58,7 +58,7 @@ class Process:
 
 
 class Thread(greenlet):
-    """A thread of a process. `turn` counts how often it went on."""
+    """A thread of a process. `turn` counts how often it was resumed."""
 
     def __init__(self, process: Process, work: Callable[[], object]) -> None:
         super().__init__(work, process.world.hub)
@@ -68,7 +68,7 @@ class Thread(greenlet):
         self._ended = Bell()
 
     def go(self) -> None:
-        """Runs until it waits. What it raises, it raises here."""
+        """Runs the thread until it waits. Its exceptions are raised here."""
         world = self.process.world
         self.turn += 1
         world.running = self
@@ -100,7 +100,7 @@ class Bell:
         self.waiting: dict[Thread, None] = {}
 
     def ring(self, most: int | None = None) -> None:
-        """Wakes all, or as many as are said."""
+        """Wakes all waiting threads, or the first `most`."""
         if self.waiting:
             for thread in list(self.waiting)[:most]:
                 del self.waiting[thread]
@@ -108,7 +108,7 @@ class Bell:
 
 
 class World:
-    """The clock, what is to come, and the story so far."""
+    """The clock, the events to come, and the story so far."""
 
     def __init__(self, seed: int, most: int = MOST_STEPS) -> None:
         self.random = Random(seed)
@@ -121,7 +121,7 @@ class World:
         self.violation: Violation | None = None
         self.over = False
         self.shaky = 0.0
-        """How often a thread is interrupted where it could be."""
+        """The probability that a thread is interrupted at a place where that is possible."""
         self._story: deque[tuple[float, tuple[object, ...]]] = deque(maxlen=STORY)
         self.steps = 0
         self._most = most
@@ -129,7 +129,7 @@ class World:
         self._number = 0
 
     def close(self) -> None:
-        """Ends what still runs; it gets no further than to where it would wait again."""
+        """Ends all threads: each stops where it waits now, or where it would wait next."""
         self.over = True
         for thread in list(self.threads):
             with suppress(Exception):
@@ -170,17 +170,17 @@ class World:
         raise self.violation
 
     def at(self, seconds: float, act: Callable[[], None], process: Process | None = None) -> None:
-        """Does something later, unless `process` is dead then; while it is stopped it waits."""
+        """Calls `act` later: not if `process` is dead then; if it is suspended, after that."""
         self._number += 1
         heapq.heappush(self._events, (self.now + seconds, self._number, act, process))
 
     def when(self, due: float, act: Callable[[], None], process: Process | None = None) -> None:
-        """Does something at a time; what is due at the same time happens in order."""
+        """Calls `act` at the time `due`; calls with the same time keep their order."""
         self._number += 1
         heapq.heappush(self._events, (due, self._number, act, process))
 
     def run(self, until: float, over: Callable[[], bool]) -> None:
-        """Lets time pass until `over`, or until it is `until`."""
+        """Lets time pass until `over()` is true, or until the time `until`."""
         while self._events and (self.steps % LOOKS or not over()):
             due, number, act, process = heapq.heappop(self._events)
             if due > until:
@@ -200,12 +200,12 @@ class World:
             act()
 
     def tell(self, *what: object) -> None:
-        """Notes what happens; it becomes words when they are printed."""
+        """Notes an event of the story; its words are formatted only when they are printed."""
         self._story.append((self.now, what))
 
     @property
     def story(self) -> list[str]:
-        """The last that happened."""
+        """The last events, as text."""
         return [f"{now:9.3f}  {' '.join(map(str, what))}" for now, what in self._story]
 
     def chance(self, probability: float) -> bool:

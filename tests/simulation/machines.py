@@ -1,6 +1,6 @@
 """The machine that a simulated process runs on: time, threads and waiting on the virtual clock.
 
-It takes the place of the real `Runtime`, and offers what is used of that.
+It replaces the real `Runtime`, and has the methods of it that are used.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tests.simulation.kernel import Bell, Process, Thread, World
 
 
 class Machine(Runtime):
-    """As one process sees it. `named` is called with every name that it is given."""
+    """The machine as one process sees it. `named` is called with the name of every new thread."""
 
     def __init__(self, process: Process, named: Callable[[str], None] | None = None) -> None:
         self._process = process
@@ -57,7 +57,7 @@ class Machine(Runtime):
 
 
 class Lock:
-    """No thread may wait while it holds one; before and after it, other threads may run."""
+    """A lock. A thread that holds one may not wait; before and after it, other threads may run."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -74,7 +74,7 @@ class Lock:
 
 
 class Condition(Lock):
-    """Its lock is let go of while one waits."""
+    """A condition; its lock is released while a thread waits."""
 
     def __init__(self, world: World) -> None:
         super().__init__(world)
@@ -104,7 +104,7 @@ class Condition(Lock):
 
 
 class Event:
-    """Something that has happened, or not yet."""
+    """An event, like `threading.Event`."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -128,7 +128,7 @@ class Event:
 
 
 class Chime:
-    """What wakes a thread that waits at a selector."""
+    """Wakes a thread that waits at a selector."""
 
     def __init__(self) -> None:
         self.readable = False
@@ -175,7 +175,7 @@ class Selector:
 
 
 class Poll:
-    """Tells whether the other side of a connection has ended it."""
+    """Reports whether the other side has closed a connection."""
 
     def register(self, connection: Any, events: int) -> None:
         self._connection = connection

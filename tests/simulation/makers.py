@@ -1,7 +1,7 @@
-"""Makers: what takes the place of the engine on a simulated worker.
+"""Makers: they replace the engine on a simulated worker.
 
-What a stream is made of is known beforehand; making it takes time, some elements fail, and states
-are real places to begin at.
+The elements of a stream are known beforehand. Making them takes time, some fail, and states
+are real places to resume from.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ HELD, HELD_NUMBERS = 8, 512
 """Elements in a buffer, and the numbers in each: together they are a large state."""
 
 OVERHEAD = 0.0001
-"""Seconds that a pull takes beside making elements."""
+"""Seconds that a pull takes in addition to making elements."""
 
 
 @dataclass(frozen=True)
 class Making:
-    """Takes the place of a `StreamPlan`: the stream that `work` describes."""
+    """Replaces a `StreamPlan`: the stream that `work` describes."""
 
     owner: NumberTasks
     plan: Dataset
@@ -57,7 +57,7 @@ class Making:
 
     @property
     def strided(self) -> bool:
-        """Whether the elements of one consumer are a stream of their own."""
+        """Whether each consumer has a stream of its own elements."""
         return self.random and self.work.consumers > 1
 
     @property
@@ -71,7 +71,7 @@ class Making:
         return self.guesses and self.work.stream in (self.plan.wrong or ())
 
     def tell(self, trail: Trail | None, ended: bool) -> None:
-        """Where the part of a file began, and where it ended."""
+        """Notes in `trail` where the part of a file began, and where it ended."""
         stream = self.work.stream
         if self.plan.wrong is not None and self.work.form == "split" and trail is not None:
             if self.work.begin not in (GUESS, WHOLE_FILE, begins(stream)):
@@ -142,7 +142,7 @@ class Numbers(Stream):
         return chunk_of(values)
 
     def _values(self, limit: int) -> list[int]:
-        """Those that come next: a failing one, or all up to one."""
+        """The next elements up to a failing one, or that one alone."""
         values: list[int] = []
         for ordinal in range(self._at, min(self._at + limit, self._stop)):
             value = self._making.value(ordinal)
@@ -152,7 +152,7 @@ class Numbers(Stream):
         return values
 
     def save(self) -> Any:
-        # A tuple is what does not travel.
+        # A state with a tuple cannot be sent to another worker.
         held: Any = () if self._making.plan.holds else None
         if self._making.plan.buffers:
             ordinals = range(self._at, self._at + HELD)
@@ -196,7 +196,7 @@ class Inputs(Numbers):
         return chunk.with_numbers(add_turns(np.arange(len(chunk)), places))
 
     def _close_inputs(self) -> None:
-        """Tells how long those inputs are that are at their end."""
+        """Notes the lengths of inputs that have ended."""
         while self._index < len(self._all) and self._at >= self._ends[self._index]:
             unmade = self._all[self._index] in self._making.plan.unmade
             good = self._place(self._ends[self._index]) % TURN_WIDTH // 2
@@ -204,7 +204,7 @@ class Inputs(Numbers):
             self._index += 1
 
     def _begin(self) -> int:
-        """Where the input begins that is being read."""
+        """The position at which the current input begins."""
         return self._ends[self._index - 1] if self._index else 0
 
     def _place(self, at: int) -> int:
@@ -266,7 +266,7 @@ class NumberTasks(Tasks):
         self.opened = 0
         """Streams that are open."""
         self.note_pull: Callable[[Making], None] = lambda making: None
-        """Called whenever elements of a stream are begun."""
+        """Called whenever the computation of elements begins."""
 
     def _plan_stream(self, work: Work) -> Any:
         if work.consumers and not 0 <= work.consumer < work.consumers:
@@ -274,7 +274,7 @@ class NumberTasks(Tasks):
         return Making(self, self._get_plan(work.digest), work)  # type: ignore[arg-type]
 
     def check_idle(self) -> None:
-        """Without readers, nothing is left."""
+        """Checks that without readers the worker keeps nothing."""
         left = (len(self), len(self.pool.streams), self.pool.nbytes, self.opened)
         if any(left):
             self.world.report_violation(

@@ -24,13 +24,13 @@ decode_request: Callable[[bytes], Any] = msgspec.msgpack.Decoder(Request).decode
 decode_reply: Callable[[bytes], Any] = msgspec.msgpack.Decoder(Reply).decode
 
 DISPATCHER = "the dispatcher"
-"""Where it listens."""
+"""The address at which it listens."""
 
 ATTEMPT = 5.0
-"""Seconds after which a call is made again."""
+"""Seconds after which a call is repeated."""
 
 Answer = Callable[[bytes, Callable[[bytes | None], None]], None]
-"""Takes a request, and what to do with the answer; None: no process listens there."""
+"""Takes a request and a callback for the answer; the answer None: no process listens there."""
 
 
 @dataclass
@@ -42,9 +42,9 @@ class Weather:
     slow: float = 0.0
     cut: float = 0.0
     damage: float = 0.0
-    """Of frames between clients and workers."""
+    """The share of damaged frames between clients and workers."""
     crowds: dict[str, float] = field(default_factory=dict)
-    """Ports that strangers crowd, and until when."""
+    """Ports that foreign connections flood, and until when."""
 
     def clear(self) -> None:
         self.lost = self.twice = self.slow = self.cut = self.damage = 0.0
@@ -52,19 +52,19 @@ class Weather:
 
 
 class Network:
-    """Between the dispatcher and all processes, and between clients and workers."""
+    """Connects the dispatcher with all processes, and clients with workers."""
 
     def __init__(self, world: World, weather: Weather) -> None:
         self.world = world
         self.weather = weather
         self.answer: Answer = lambda request, reply: reply(None)
         self.listeners: dict[str, Peer] = {}
-        """Workers by where they hand out data."""
+        """Workers by the address at which they serve data."""
         self.severed: dict[tuple[str, str], float] = {}
-        """Between whom nothing passes, in that direction, and until when."""
+        """Pairs (sender, receiver) between which nothing passes, and until when."""
 
     def is_crowded_out(self, where: str) -> bool:
-        """Whether strangers at a port push out a connection that has not proved the token yet."""
+        """Whether foreign connections push out one that has not proved the token yet."""
         return self.world.now < self.weather.crowds.get(where, 0.0) and self.world.chance(0.7)
 
     def delay(self) -> float:
@@ -79,11 +79,11 @@ class Network:
         self.severed[sender, receiver] = self.world.now + seconds
 
     def passes(self, sender: str, receiver: str) -> float:
-        """When something arrives that is sent now."""
+        """When a message that is sent now arrives."""
         return max(self.world.now, self.severed.get((sender, receiver), 0.0)) + self.delay()
 
     def call(self, request: Any, timeout: float = 30.0) -> Any:
-        """What the dispatcher answers; raises its refusal, or UnavailableError."""
+        """Returns the dispatcher's answer; raises its refusal, or UnavailableError."""
         data, world = encode(request), self.world
         until, pause = world.now + timeout, 0.1
         while True:
@@ -122,12 +122,12 @@ class Network:
         return reply
 
     def _lose(self, attempt: _Attempt) -> None:
-        """Mostly, its sender learns that the connection broke."""
+        """Loses a message; in most cases its sender learns that the connection broke."""
         if self.world.chance(0.8):
             self.world.at(self.delay(), partial(attempt.arrive, None))
 
     def connect(self, client: Peer, where: str) -> Endpoint:
-        """A data connection; UnavailableError if there is none to be had."""
+        """Opens a data connection; raises UnavailableError if that is not possible."""
         self.world.wait(self.delay())
         worker = self.listeners.get(where)
         if worker is not None and self._is_severed(client, worker):

@@ -1,7 +1,7 @@
 """Datasets that are known beforehand: how long every stream is, and which elements it has.
 
-An element is its own address. What readers must get is written down here without a look at how
-they get it.
+An element is its own address. This file says what readers must get, independent of the code
+that serves it.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ class Dataset:
     shape: Shape
     lengths: tuple[int, ...]
     seconds: float
-    """What it takes to make an element."""
+    """Seconds that making an element takes."""
     failing: frozenset[int] = field(default_factory=frozenset)
     holds: bool = False
-    """Whether its states hold objects, and do not travel."""
+    """Whether its states hold objects, so that they cannot be sent."""
     buffers: bool = False
-    """Whether its states hold so many elements that they travel only when their worker leaves."""
+    """Whether its states are so large that they are sent only when their worker leaves."""
     unopened: float = 0.0
-    """How often a state cannot be opened."""
+    """The probability that a state cannot be opened."""
     absent: str | None = None
-    """Where a worker is that cannot make it."""
+    """The address of a worker that cannot make it."""
     wrong: frozenset[int] | None = None
     """Streams that begin at a wrong place if they guess; None if no stream has to guess."""
     inputs: tuple[int, ...] = ()
@@ -69,7 +69,7 @@ class Dataset:
 
     @property
     def endless(self) -> bool:
-        """Whether there is always more."""
+        """Whether it never ends."""
         return self.shape.streams == ENDLESS or max(self.lengths) >= FOREVER
 
     @property
@@ -114,7 +114,7 @@ def dataset(random: Random, name: str, kind: str, large: int = 120) -> Dataset:
 
 
 def _in_turns(random: Random, plan: Dataset) -> Dataset:
-    """With inputs that cannot be opened, or whose number is not known."""
+    """The plan with inputs that cannot be opened, or with an unknown number of inputs."""
     unmade = frozenset(i for i in range(20) if random.random() < 0.1)
     inputs = tuple(random.choice((0, 1, 2, 5)) for _ in range(3))
     if random.random() < 0.5 or not any(inputs):

@@ -1,4 +1,4 @@
-"""The real remote stream on the virtual clock; what it may never do is checked as it goes."""
+"""The real remote stream on the virtual clock, with checks of its rules at each step."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from tests.simulation.kernel import World
 
 
 class CheckedStream(RemoteStream):
-    """Asks for no more than it may; otherwise it reports that to `world`."""
+    """Reports to `world` if it requests more than its limits allow."""
 
     world: World
     repeats: Callable[[tuple[StreamRange, ...]], None]
-    """Called with what other readers have got as well, as the dispatcher says."""
+    """Called with the elements that other readers got, too, as the dispatcher says."""
 
     def _open_again(self) -> tuple[OpenIteration, OpenIterationReply]:
         request, opened = super()._open_again()
@@ -27,7 +27,7 @@ class CheckedStream(RemoteStream):
         self._check_memory()
 
     def _check_memory(self) -> None:
-        """What was asked for and not handed out is within limits."""
+        """Checks the number of elements that were requested and not handed out yet."""
         reader, limits = self._reading.fetcher, self._opening.limits
         waiting = reader._here + reader._owed
         if limits.elements is not None:
@@ -35,7 +35,7 @@ class CheckedStream(RemoteStream):
             turns = self._opening.shape.turns
             most = limits.elements + max(DEPTH, turns[0] if turns else 0)
         else:
-            # Before the first one is there, their size is not known.
+            # Before the first element has arrived, their size is not known.
             most = (
                 limits.nbytes // 8
                 + KEPT_BLOCK * reader._in_blocks
@@ -51,5 +51,5 @@ class CheckedStream(RemoteStream):
             )
 
     def abandon(self) -> None:
-        """Its process is dead, so that it is never closed."""
+        """Forgets it without a close, because its process is dead."""
         self._end.forget()

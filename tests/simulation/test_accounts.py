@@ -1,4 +1,4 @@
-"""Accounts: what they take for a fault, and what not."""
+"""Accounts: which histories they accept, and which faults they find."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +20,7 @@ JOB = Job("job", Dataset("plan", Shape("random", 1, 9), (9,), 0.0), JobOptions(1
 
 
 def dispatcher(**consumed: list[int]) -> Any:
-    """One that thinks that clients have consumed these, and nothing else was leased."""
+    """A dispatcher that knows these consumed elements of clients, and no other leases."""
     group = Group({})
     reached = max(value + 1 for values in consumed.values() for value in values)
     group.tracks[0] = Track(reached)
@@ -40,7 +40,7 @@ def lives(name: str, status: str, history: list[int], **more: Any) -> Trainer:
 
 
 def readings(doubtful: set[int]) -> tuple[Any, list[Trainer]]:
-    """One is taken for dead, another gets what it had got; then a third resumes from its state."""
+    """A reader counts as dead and another gets its elements; a third resumes from its state."""
     first = lives("first", MERGED, [0, 1], doubtful=doubtful)
     other = lives("other", LEFT, [1, 2])
     third = lives("third", LEFT, [3], merged=SavedState({}, (0, 1)))

@@ -10,7 +10,7 @@ from tests.simulation.fleet import run
 def test_a_fleet_reads_everything_while_readers_and_workers_die(
     monkeypatch: pytest.MonkeyPatch, scale: float
 ) -> None:
-    """Also with the intervals of a service that is fifty times as large."""
+    """The intervals are those of a service that is fifty times as large."""
     monkeypatch.setattr(timing, "HEARTBEATS", scale * timing.HEARTBEATS)
     monkeypatch.setattr(timing, "LEASES", scale * timing.LEASES)
     fleet = run(workers=20, readers=20, seconds=10.0, deaths=1)

@@ -1,4 +1,4 @@
-"""Thousands of histories, each with its own seed; what fails prints its story and its seed."""
+"""Thousands of histories, each with its own seed; a failed one prints its story and its seed."""
 
 import pytest
 

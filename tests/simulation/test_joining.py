@@ -1,4 +1,4 @@
-"""A worker joins a coordinated read, and is used, also if a process is killed at that moment."""
+"""A worker that joins a coordinated read is used, even if a process is killed at that moment."""
 
 from typing import Any
 

@@ -18,7 +18,7 @@ from tests.simulation.workers import Worker
 
 TIMEOUT = 10.0
 CUT = 5.0
-"""When the cable is cut: in the middle of reading."""
+"""When the connection is cut: in the middle of reading."""
 
 FORMS = {
     "random": Dataset("plan", Shape("random", 1, 600), (600,), 0.05),
@@ -59,7 +59,7 @@ class Scene:
         return max(b - a for a, b in zip([0.0, *self.times], self.times, strict=False))
 
     def busy(self) -> Worker:
-        """The worker that owes what is read next."""
+        """The worker that makes the element that is read next."""
         stream = self.client.stream
         assert stream is not None
         owed = stream._reading.fetcher.owed_next()

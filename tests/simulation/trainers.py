@@ -1,4 +1,4 @@
-"""Trainers: what users think of: one reading each, through all lives of its process."""
+"""Trainers: a trainer is one reading by a user, with all restarts of its process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ READING, ENDED, LEFT, DEAD, MERGED = "reading", "ended", "left", "dead", "merged
 
 @dataclass(frozen=True)
 class Job:
-    """What readers agree on."""
+    """What all readers of a job have in common."""
 
     name: str | None
     plan: Dataset
@@ -37,7 +37,7 @@ class SavedState:
 
 @dataclass(eq=False)
 class Trainer:
-    """One reading. `enough`: how many elements it wants; None for all."""
+    """One reading. `enough`: how many elements it reads; None for all."""
 
     name: str
     job: Job
@@ -46,7 +46,7 @@ class Trainer:
     enough: int | None = None
     think: float = 0.01
     saves: float = 0.1
-    """How often it saves its state, per pull."""
+    """The probability that it saves its state after a pull."""
     returns: bool = True
     """Whether it is started again when it dies."""
     stubborn: bool = False
@@ -55,37 +55,37 @@ class Trainer:
     history: list[int] = field(default_factory=list)
     saved: SavedState | None = None
     merged: SavedState | None = None
-    """What several trainers each began with: what other trainers had got before them."""
+    """The merged state of earlier trainers, from which this one started."""
     then: Trainer | None = None
-    """Begins when this one has come to the end."""
+    """The trainer that starts when this one has read to the end."""
     client: Client | None = None
     starts: int = 0
-    """How often it was to be started."""
+    """How many starts were scheduled."""
     lives: int = 0
     clients: list[str] = field(default_factory=list)
-    """The lives of which each went on from a state of the one before."""
+    """The clients since the last fresh start; each resumed from a state of the client before it."""
     past: list[tuple[list[str], list[int]]] = field(default_factory=list)
-    """Lives from whose states none resumed, and what those lives got."""
+    """Earlier clients whose states were never resumed, and the elements that they got."""
     streams: int = 0
     form: str = ""
     doubtful: set[int] = field(default_factory=set)
-    """What it got, and could not report before other readers got it."""
+    """Elements that it got, but did not report before other readers got them."""
     untold: bool = False
-    """Whether it was gone when the dispatcher lost facts, so that nothing reports what it got."""
+    """Whether it had ended when the dispatcher lost facts, so that no client reports them again."""
     outlived: bool = False
-    """Whether it was there when the dispatcher lost facts, perhaps all of what it reads."""
+    """Whether it was reading when the dispatcher lost facts, perhaps its whole iteration."""
     known: bool = True
     """Whether the dispatcher knows all that it read."""
     errors: list[str] = field(default_factory=list)
 
     def another(self, name: str, job: Job, merged: SavedState | None = None) -> Trainer:
-        """One that does the same, and has not begun."""
+        """A new trainer with the same parameters."""
         ways = (self.group, self.consumer, self.enough, self.think, self.saves, self.returns)
         return Trainer(name, job, *ways, self.stubborn, merged=merged, outlived=self.outlived)
 
     @property
     def left(self) -> int:
-        """How many elements are missing to what it wants."""
+        """How many more elements it will read."""
         assert self.enough is not None
         return self.enough - len(self.history)
 
@@ -95,7 +95,7 @@ class Trainer:
 
 
 def service_part(state: dict[str, Any] | None) -> tuple[dict[str, Any] | None, int]:
-    """What the stream is opened with, and how many elements are skipped then."""
+    """The state that the stream is opened with, and how many elements are skipped then."""
     if state is None:
         return None, 0
     at, skip = state["at"], 0

@@ -1,4 +1,4 @@
-"""Trouble: what happens to a service for a while, by chance, until it is well for good."""
+"""Trouble: the random faults in the first part of a history."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from tests.simulation.trainers import MERGED, READING, SavedState, Trainer
 from tests.simulation.workers import Worker
 
 TROUBLE = 15.0
-"""Seconds in which things go wrong."""
+"""Seconds in which faults happen."""
 
 HEALED = 45.0
 
 LYING = 0.1
-"""In so many histories the disk of the dispatcher loses what it confirmed."""
+"""The share of histories in which the dispatcher's disk loses confirmed facts."""
 
 
 class Trouble:
-    """The part of a history in which things go wrong."""
+    """The part of a history in which faults happen."""
 
     world: World
     network: Network
@@ -158,8 +158,8 @@ class Trouble:
         self.dispatcher.full_until = self.world.now + self.world.random.choice((1.0, 5.0, 20.0))
 
     def _lose_facts(self) -> None:
-        """The disk of the dispatcher lost facts; nothing reports what readers got that are gone."""
-        # Consumers wait, and say so, for a consumer that has ended and is not known any more.
+        """The dispatcher's disk loses facts. Readers that have ended do not report theirs again."""
+        # Consumers would wait for a consumer that has ended, and that the dispatcher forgot.
         coordinated = any(trainer.job.options.consumers for trainer in self.trainers)
         if coordinated or not self.dispatcher.process.alive or not self.dispatcher.keeps:
             return
@@ -197,7 +197,7 @@ class Trouble:
             client.pause(self.world.random.choice((1.0, 5.0, 20.0)))
 
     def _replace_client(self) -> None:
-        """A client that only sleeps is taken for dead, and started again elsewhere."""
+        """A client that is only suspended counts as dead, and is started again on another host."""
         client = self._some_client()
         if client is not None and client.trainer.saved is not None and client.stream is not None:
             client.pause(self.world.random.choice((5.0, 20.0)))
@@ -223,7 +223,7 @@ class Trouble:
         history = {value for one in saved for value in one.history}
         merged = SavedState(merge_states([one.state for one in saved]), tuple(history))
         self.world.tell("merged:", [trainer.name for trainer in old])
-        # Until all are there: a late reader looks like a reader that returns.
+        # Wait until all have started: a late reader looks like a reader that returns.
         self.weather.clear()
         self._calm = self.world.now + 6.0
         for trainer in old:
@@ -237,14 +237,14 @@ class Trouble:
             self._start(more, random.random() * 2)
 
     def _crowd_port(self) -> None:
-        """Strangers come to a port, and make it hard to connect; existing connections continue."""
+        """Foreign connections flood a port: new ones often fail, existing ones continue."""
         where = self.world.random.choice((DISPATCHER, *self.network.listeners))
         seconds = self.world.random.choice((1.0, 5.0, 20.0))
         self.world.tell(f"strangers crowd the port of {where} for {seconds:g} s")
         self.weather.crowds[where] = self.world.now + seconds
 
     def _sever(self) -> None:
-        """A client and a worker do not reach each other, or only one of them the other."""
+        """A client and a worker cannot reach each other, in one or both directions."""
         client, worker, random = self._some_client(), self._some_worker(), self.world.random
         if client is None or worker is None:
             return

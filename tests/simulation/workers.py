@@ -1,6 +1,6 @@
-"""Workers: processes that register, beat, keep what they made, drain and die.
+"""Workers: processes that register, send heartbeats, keep elements, drain and crash.
 
-All of it is the real thing, but for the engine, the connections and the clock.
+All of it is the real code, except for the engine, the connections and the clock.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _DRAIN = 10.0
 
 
 class Worker(Peer):
-    """A worker process, from its first word to its end."""
+    """A worker process, from its registration to its end."""
 
     def __init__(
         self,
@@ -48,11 +48,11 @@ class Worker(Peer):
         self.spawn(self._live)
 
     def call(self, request: Request, timeout: float | None = None) -> Reply:
-        """What the real worker says to the dispatcher."""
+        """Sends a request to the dispatcher, as the real worker does."""
         return self.network.call(request, 30.0 if timeout is None else timeout)
 
     def close(self) -> None:
-        """What the real worker does with its control connection and its listener."""
+        """Does nothing: here are no control connection and no listener to close."""
 
     def _connect(self, info: WorkerInfo, work: Work) -> Endpoint:
         return self.network.connect(self, info.transfers["tcp"])
@@ -69,14 +69,14 @@ class Worker(Peer):
         self.running.start_heartbeats()
 
     def crash(self, silently: bool = False) -> None:
-        """Dies. `silently`: its host goes with it, so that its peers get no signal."""
+        """Kills it. `silently`: its host crashes as well, so that its peers get no signal."""
         self.world.tell(f"{self.name} dies{' silently' * silently}")
         self.kill(silently)
         if self.network.listeners.get(self.info.address) is self:
             del self.network.listeners[self.info.address]
 
     def check_idle(self) -> None:
-        """Without readers, nothing is left."""
+        """Checks that without readers the worker keeps nothing."""
         self.tasks.check_idle()
         if inside := self.running._gate._inside:
             self.world.report_violation(
@@ -84,7 +84,7 @@ class Worker(Peer):
             )
 
     def _note_late_pull(self, making: Making) -> None:
-        """Counts elements that are begun while it leaves, but of streams that are moving."""
+        """Counts elements that are begun while it leaves, except those of streams that move."""
         gate = self.running._gate
         moves = (m for stream, m in gate._moves.items() if stream.plan is making)  # type: ignore[comparison-overlap]
         move = next(moves, None)
@@ -102,7 +102,7 @@ class Worker(Peer):
         self.spawn(self._leave)
 
     def _leave(self) -> None:
-        self.running._gate.close(_DRAIN)  # What it begins until then does not count.
+        self.running._gate.close(_DRAIN)  # Elements that it begins before this do not count.
         readers = len(self.connections)
         self.tasks.note_pull = self._note_late_pull
         self.running.drain(_DRAIN)
