@@ -1,4 +1,4 @@
-"""Strangers: peers without the token neither stop a dispatcher nor use up what it has.
+"""Strangers: peers without the token neither stop a dispatcher nor use up its resources.
 
 The dispatcher is a process of its own, which may have 1024 files open, as on most machines.
 """
@@ -66,7 +66,7 @@ def victim() -> Iterator[Victim]:
 
 @pytest.fixture(scope="module", autouse=True)
 def _many_files() -> Iterator[None]:
-    """This process opens more files than some systems allow at first."""
+    """Raises the limit of open files for this process: many systems begin with 1024."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 4096)), hard))
     yield
@@ -117,7 +117,7 @@ def member(victim: Victim) -> Iterator[Member]:
 
 @contextlib.contextmanager
 def crowd(port: int, count: int, say: Callable[[socket.socket], object]) -> Iterator[None]:
-    """So many connections, on each of which something is said, and none is closed."""
+    """Opens `count` connections, calls `say` on each, and keeps all of them open."""
     with contextlib.ExitStack() as stack:
         for _ in range(count):
             stranger = socket.create_connection(("127.0.0.1", port))
@@ -183,7 +183,7 @@ def test_noise(victim: Victim, member: Member) -> None:
 
 
 def test_a_copied_conversation(victim: Victim) -> None:
-    """All that a member said, sent again byte by byte: it gets no answer, and no further."""
+    """The bytes that a member sent are sent again: they get no answer and prove nothing."""
     said, answered = bytearray(), bytearray()
     with recording(victim.port, said, answered) as port:
         client = ControlClient(f"localhost:{port}", Security(TOKEN.encode()))
@@ -191,7 +191,7 @@ def test_a_copied_conversation(victim: Victim) -> None:
         assert isinstance(client.call(GetStatus()), GetStatusReply)
         client.close()
     with socket.create_connection(("127.0.0.1", victim.port)) as thief:
-        with contextlib.suppress(OSError):  # It may have been thrown out by then.
+        with contextlib.suppress(OSError):  # The dispatcher may have closed it by then.
             thief.sendall(said)
             thief.shutdown(socket.SHUT_WR)
         got = b""
@@ -228,7 +228,7 @@ def test_a_message_that_is_sent_twice_on_its_own_connection() -> None:
 def recording(
     port: int, said: bytearray, answered: bytearray, twice: bool = False
 ) -> Iterator[int]:
-    """A relay that keeps what passes; `twice`: it sends a client's third piece two times."""
+    """A relay that records all bytes; `twice`: it sends a client's third piece two times."""
     listening = socket.create_server(("127.0.0.1", 0))
 
     def accept() -> None:

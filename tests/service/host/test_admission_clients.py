@@ -56,7 +56,7 @@ def test_garbage_harms_only_the_one_who_sends_it(protocol: str) -> None:
     with DataListener(echo, SECURITY) as listener:
         for said in (b"", b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n".ljust(200), os.urandom(500)):
             with stranger(listener, protocol) as raw:
-                with contextlib.suppress(OSError):  # It may have been thrown out by then.
+                with contextlib.suppress(OSError):  # The listener may have closed it by then.
                     raw.sendall(said)
                     raw.shutdown(socket.SHUT_WR)
                 assert hung_up(raw)
@@ -73,7 +73,7 @@ def stranger(listener: DataListener, protocol: str) -> socket.socket:
 
 
 def hung_up(raw: socket.socket) -> bool:
-    """Waits until the other side has hung up."""
+    """Waits until the other side has closed the connection."""
     try:
         while raw.recv(100):
             pass
@@ -210,7 +210,7 @@ def test_too_many_open_files_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> 
     listener = DataListener(echo, SECURITY)
 
     class Full:
-        """A socket whose first connections find no free file."""
+        """A socket whose first connections fail because no file is free."""
 
         def __init__(self, real: socket.socket) -> None:
             self.real, self.failures = real, 3

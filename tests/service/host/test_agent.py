@@ -1,4 +1,4 @@
-"""The agent: what it says to the dispatcher, how often, and what becomes of the answers."""
+"""The agent: what it reports to the dispatcher, how often, and what it does with the answers."""
 
 import threading
 import time
@@ -41,7 +41,7 @@ WORKER = WorkerInfo("w", "localhost:1", "host")
 
 
 class Dispatcher:
-    """Takes the place of a session: records all requests, and answers as the test says."""
+    """Replaces a session: records all requests, and answers as the test says."""
 
     def __init__(self) -> None:
         self.said = []
@@ -118,7 +118,7 @@ def test_news_become_events_and_wake_the_reader(dispatcher, make):
     agent = make(wake=lambda event: woken.set())
     assert woken.wait(60)
     assert agent.events.popleft() == news
-    # From now on it knows that version, and nothing is new.
+    # From now on the client knows that version, and nothing is new.
     until(lambda: dispatcher.of(ClientHeartbeat)[-1].version == 2)
     assert not agent.events
 
@@ -400,7 +400,7 @@ def test_leases_are_relied_on_only_while_the_dispatcher_answers(make, dispatcher
     assert make(leased=False).holds_leases(now + 8.0)
 
 
-# What answers rest on
+# Which facts an answer depends on
 
 
 def test_a_reader_reports_the_last_fact_that_it_knows_of(dispatcher, make):
@@ -494,7 +494,7 @@ def test_under_another_name_it_begins_anew(dispatcher, make):
 
 @pytest.mark.parametrize("is_late", [False, True])
 def test_under_another_name_errors_about_the_former_one_are_void(dispatcher, make, is_late):
-    """A reader that was taken for dead has resumed its own state: that is no error."""
+    """A reader that counted as dead has resumed its own state: that is no error."""
     begun, goes_on = threading.Event(), threading.Event()
 
     def refuse(beat):

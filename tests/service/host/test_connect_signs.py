@@ -13,7 +13,7 @@ from tests.integration.clusters import Cluster, until
 
 
 def rows_of(source: float, function: float, batch: float) -> list[Figures]:
-    """The figures of a pipeline, whose operators have these times of their own."""
+    """The figures of a pipeline, with the seconds that each operator needs by itself."""
     return [
         Figures("batch", "", 0, seconds=source + function + batch),
         Figures("map", "decode at t.py:1", 1, seconds=source + function),

@@ -109,7 +109,7 @@ def test_the_address_that_listens_is_found(server):
 
 
 def test_an_address_that_accepts_and_says_nothing_is_left(server, monkeypatch):
-    """As a dispatcher that is stopped: the system accepts connections for it."""
+    """Like a suspended dispatcher: the operating system accepts connections for it."""
     monkeypatch.setattr(timing, "CONTROL_FAILOVER", 0.05)
     with socket.create_server(("127.0.0.1", 0)) as stopped:
         port = stopped.getsockname()[1]
@@ -128,7 +128,7 @@ def test_all_addresses_of_a_name_are_tried(server, monkeypatch):
 
 
 def test_a_name_that_leads_elsewhere_after_a_restart(server, monkeypatch):
-    """As a cluster manager does it, which restarts a dispatcher on another machine."""
+    """Like a cluster manager that restarts a dispatcher on another machine."""
     look_up = socket.getaddrinfo
     ports = {"dispatcher.example.org": server.port}
 
@@ -164,7 +164,7 @@ def test_one_of_the_names_is_not_known(server, monkeypatch):
 
 
 def test_a_dispatcher_that_may_not_answer_is_left(server):
-    """It lost its folder, and has not closed its port yet."""
+    """It lost its work_dir to another dispatcher, and has not closed its port yet."""
 
     def refuse(request):
         raise UnavailableError("lost work_dir")
@@ -284,7 +284,7 @@ def test_what_is_in_hand_is_answered_before_a_server_stops(monkeypatch):
     stopping = threading.Thread(target=server.stop)
     stopping.start()
     with contextlib.suppress(ConnectionError):
-        while True:  # Until it accepts no more.
+        while True:  # Until the server accepts no more connections.
             socket.create_connection(("127.0.0.1", server.port)).close()
     go_on.set()
     calling.join()
@@ -508,7 +508,7 @@ def soon() -> float:
 
 
 def is_cut(connected: socket.socket) -> bool:
-    """Waits until the other side has hung up, and has not said a word before."""
+    """Whether the other side closes the connection without sending a byte."""
     connected.settimeout(60.0)
     try:
         return not connected.recv(100)
@@ -735,7 +735,7 @@ def test_certificates_that_cannot_be_used(tmp_path):
 
 @pytest.fixture
 def busy_server():
-    """Says some times that its disk is full; `left` times more."""
+    """Answers that its disk is full, `left` times more."""
     left = [3]
 
     def answer(request):

@@ -21,7 +21,7 @@ def info(name):
 
 
 class Line:
-    """Stands for a connection, with a real socket to wait for."""
+    """A fake connection with a real socket to wait for."""
 
     def __init__(self):
         self.here, self.there = socket.socketpair()
@@ -190,12 +190,12 @@ def test_connections_to_unwanted_workers_are_aborted(links, exchange):
     connect_links(links, "a", "b", "c")
     links["a"].in_use = links["b"].in_use = True
     links.abort_others([info("b")])
-    # No thread is blocked by "c", which may have said where its streams continue.
+    # No thread waits for "c", and it may have sent where its streams continue.
     assert [exchange.lines[name].aborted for name in "abc"] == [True, False, False]
 
 
 def test_a_worker_that_leaves_stays_connected_until_its_last_answer(links, exchange):
-    """The dispatcher has removed it from the list; what it is making must not be made again."""
+    """The dispatcher removed the worker from the list; its current element is not made again."""
     connect_links(links, "a", "b", "c")
     for number, name in enumerate("abc"):
         links[name].fetch(number, WORK, start=number, stop=number + 1, mark=None)
@@ -224,7 +224,7 @@ def test_silent_workers_that_owe_an_answer_are_found(links, exchange):
 
 
 def test_what_came_while_this_process_was_stopped_was_said(links, exchange):
-    """The clock has gone on a lot, and what was said meanwhile is still to be read."""
+    """The clock has advanced a lot, and the bytes that arrived meanwhile are not read yet."""
     connect_links(links, "a")
     until(lambda: not links.ready(0))
     links["a"].fetch(1, WORK, start=0, stop=5, mark=None)
@@ -289,7 +289,7 @@ def test_a_waiting_thread_knows_when_to_connect_again(exchange):
     exchange.gate.clear()
     links._again.clear()
     assert links.pause(100.0) == 0.0
-    links.dial()  # It is on its way, so there is nothing to wait for but the bell.
+    links.dial()  # A connection is being made, so only the bell can wake the reader.
     assert links.pause(100.0) == 2.0
     assert links.awaits("a")
     exchange.gate.set()

@@ -315,7 +315,7 @@ def test_damaged_frames_are_messages_or_an_end(data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("mapped", [False, True])
 def test_what_stops_in_the_middle_is_not_waited_for(mapped: bool) -> None:
-    """Neither end learns that the network carries nothing any more."""
+    """The network drops all packets, and neither end gets a signal."""
     whole = frame(Rows(1, 0, 1, COLUMNS, nbytes=128), BODY)
     for length in (5, 40, len(whole) - 1):
         raw, connection = raw_pair(client=True, mapped=MappedSlabs() if mapped else None)

@@ -61,7 +61,7 @@ def registration(dataset_id: str | None = None, request: str = "") -> RegisterDa
 
 @pytest.fixture
 def make_dispatcher():
-    """Makes dispatchers, which are stopped in the end."""
+    """Makes dispatchers, and stops them after the test."""
     with contextlib.ExitStack() as stack:
 
         def make(**config) -> Dispatcher:
@@ -203,7 +203,7 @@ def test_a_port_in_use(make_dispatcher, tmp_path):
     port = make_dispatcher().port
     with pytest.raises(AlreadyExistsError, match=f"port {port} is in use; choose another"):
         make_dispatcher(port=port, work_dir=str(tmp_path))
-    make_dispatcher(work_dir=str(tmp_path))  # It was not kept.
+    make_dispatcher(work_dir=str(tmp_path))  # The failed dispatcher released the folder.
 
 
 def test_fault_tolerance_needs_a_folder(make_dispatcher):

@@ -1,4 +1,4 @@
-"""Holds: one dispatcher uses a folder, and another one takes it over."""
+"""Holds: one dispatcher uses a folder, and a standby takes it over."""
 
 import contextlib
 import os
@@ -25,7 +25,7 @@ def folder(tmp_path: Path) -> str:
 
 @pytest.fixture
 def silent(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Holders give no signs, and a standby notices soon."""
+    """Holders do not touch their file, and a standby notices soon."""
     monkeypatch.setattr(timing, "HOLD_RENEWAL", 600.0)
     monkeypatch.setattr(timing, "HOLD_LOOK", 0.005)
     monkeypatch.setattr(timing, "HOLD_SILENCE", 0.05)
@@ -121,7 +121,7 @@ def test_a_holder_that_was_silent_continues_with_the_next_file(folder: str) -> N
 
 @pytest.mark.usefixtures("silent")
 def test_a_disk_that_is_too_slow(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """When the file is touched at last, a standby may have seen no sign for too long."""
+    """When the file is touched at last, a standby may have taken over already."""
     monkeypatch.setattr(timing, "HOLD_TRUST", -1.0)
     with (
         hold_folder(folder) as hold,
@@ -132,7 +132,7 @@ def test_a_disk_that_is_too_slow(folder: str, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.usefixtures("silent")
 def test_a_holder_that_was_silent_while_a_standby_begins_to_take_over(folder: str) -> None:
-    """The standby has created its file, and not yet deleted that of the holder."""
+    """The standby has created its file, but has not deleted the holder's file yet."""
     with hold_folder(folder) as first:
         claim = holds._create(folder, 2)
         first._renewed -= timing.HOLD_TRUST + 1.0

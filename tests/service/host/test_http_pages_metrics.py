@@ -264,7 +264,7 @@ def test_a_worker_that_waits_for_its_dispatcher_is_not_ready(
         url = f"http://localhost:{port}/metrics"
         assert until(lambda: try_to_get(url, "/readyz"))[0] == 503
         assert get(url, "/healthz") == (200, "alive\n")
-        # The dispatcher that it waits for comes, and the worker begins.
+        # The dispatcher starts, and the worker registers.
         nowhere.close()
         dispatcher = Dispatcher(DispatcherConfig(int(address.rpartition(":")[2])))
         stack.callback(dispatcher.stop)

@@ -209,7 +209,7 @@ def test_a_fact_that_cannot_be_decoded(journal):
 
 
 def copy_journal(path, folder):
-    """What a power loss now would leave at best: the file and its log."""
+    """Copies the file and its log: all that would be left after a power loss now."""
     for end in ("", "-wal"):
         if os.path.exists(f"{path}{end}"):
             shutil.copy(f"{path}{end}", folder / f"journal{end}")
@@ -218,7 +218,7 @@ def copy_journal(path, folder):
 
 @pytest.fixture
 def copied_journal(journal, path, tmp_path):
-    """Facts in the file and in its log, of which a part was copied to the file; and all of them."""
+    """A copy of a journal with facts in the file and in its log, and the list of all facts."""
     facts = [f"fact {number} " + "x" * 100 for number in range(200)]
     journal.append(facts[:40])
     journal.compact(facts[:50])
@@ -359,7 +359,7 @@ def test_a_journal_that_may_not_be_written(journal, path, monkeypatch):
         open_journal(path)
 
 
-# A disk that takes its time
+# A slow disk
 
 
 def test_threads_that_wait_for_the_disk_share_the_wait(journal, monkeypatch):

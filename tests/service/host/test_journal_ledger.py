@@ -1,4 +1,4 @@
-"""The ledger: replies rest on facts on disk, and a full disk changes no state."""
+"""The ledger: replies wait until their facts are on disk, and a full disk changes no state."""
 
 import json
 import shutil
@@ -43,7 +43,7 @@ def answer(ledger: Ledger, request: Request) -> Any:
 
 @pytest.fixture
 def ledger(tmp_path):
-    """With a reader of a named job."""
+    """A ledger with a reader of a named job."""
     ledger = make_ledger(tmp_path)
     answer(ledger, REGISTER)
     answer(ledger, OPEN)

@@ -1,4 +1,4 @@
-"""Moves: large states reach another worker while elements are made; nothing depends on it."""
+"""Moves: large states are sent to another worker while elements are made; a move may fail."""
 
 import contextlib
 import logging
@@ -49,12 +49,12 @@ COUNT = 400
 
 
 class Peer:
-    """A worker with a gate, which serves `dataset` to all that connect."""
+    """A worker with a gate, which serves `dataset` to all connections."""
 
     def __init__(self, name: str, dataset: Dataset) -> None:
         self.gate = FetchGate()
         self.may_load = threading.Event()
-        """Whether it can load plans: that may take long."""
+        """Set if it can load plans: a test may delay that."""
         self.may_load.set()
 
         def load(digest: str) -> Node:
@@ -158,7 +158,7 @@ class Reader:
 
 
 def leave(peer: Peer, reader: Reader, start: int) -> int:
-    """Lets a worker leave while a reader reads on; returns what the reader has then."""
+    """Lets a worker leave while a reader reads; returns how many elements the reader has then."""
     peer.gate.close()
     while isinstance(reader.read(start), Done):
         start += 1
@@ -185,7 +185,7 @@ def test_a_large_state_moves_while_elements_are_made(monkeypatch: pytest.MonkeyP
 
 
 def test_elements_are_made_until_the_next_worker_has_loaded_the_plan() -> None:
-    """Also if the state is small."""
+    """The same holds if the state is small."""
     made: list[int] = []
     dataset = sum_numbers(made.append)
     expected = [int(x) for x in dataset]
@@ -204,7 +204,7 @@ def test_elements_are_made_until_the_next_worker_has_loaded_the_plan() -> None:
         while isinstance(reader.read(stop), Done):
             stop += 1
         assert old.gate.wait(60)
-        # The state is in the mark: any worker can continue, but this one at once.
+        # The state is in the mark: any worker can continue with it, and this one is ready.
         mark = reader.mark
         assert mark is not None
         assert (mark.ordinal, mark.worker) == (stop, "stays")
@@ -322,7 +322,7 @@ def test_a_large_state_moves_without_a_cache_that_cannot_move(
 
 
 def test_the_consumers_of_a_coordinated_read_continue_where_the_stream_was() -> None:
-    """Each counts its own elements."""
+    """Each consumer counts its own elements."""
     made: list[int] = []
     dataset = sum_numbers(made.append)
     expected = [int(x) for x in dataset]
@@ -352,7 +352,7 @@ def test_the_consumers_of_a_coordinated_read_continue_where_the_stream_was() -> 
 
 
 def test_a_worker_stays_until_a_slow_consumer_has_what_was_made_for_it() -> None:
-    """The state that has moved is behind these elements."""
+    """The state that was sent is after these elements, so no other worker can make them from it."""
     made: list[int] = []
     dataset = buffer_numbers(made=made.append)
     expected = [int(x) for x in dataset]
@@ -383,7 +383,7 @@ def test_a_worker_stays_until_a_slow_consumer_has_what_was_made_for_it() -> None
 def test_a_client_learns_where_a_stream_continues_before_its_requests_are_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Else it would ask another worker with an earlier mark. The move may end at any time."""
+    """Otherwise it would ask another worker with an earlier mark. A move may end at any time."""
     held, go, seen = threading.Event(), threading.Event(), list(range(8))
 
     def wait(x: int) -> None:
@@ -437,7 +437,7 @@ def test_elements_that_were_made_are_sent_after_the_stream_was_handed_over() -> 
         old.gate.close()
         until(lambda: bool(old.gate._moves))
         [move] = old.gate._moves.values()
-        old.gate.enter(can_answer=True)  # It does not end in the middle of this.
+        old.gate.enter(can_answer=True)  # The worker does not end before the checks below.
         new.may_load.set()
         until(lambda: not move.is_pending)
         assert isinstance(second.read(8), Done)
@@ -485,7 +485,7 @@ def test_each_stream_moves_to_the_worker_that_was_named_for_it() -> None:
         reader.read(0)
         reader.connection.send(Fetch(9, 2, 0, 1, None, "", 0, MOST_STATE, third.info))
         reader.receive(Done)
-        reader.connection.send(Fetch(10, 1, 1, 2))  # As in the last request.
+        reader.connection.send(Fetch(10, 1, 1, 2))  # The limits are those of the last request.
         reader.receive(Done)
         reader.connection.send(Fetch(11, 2, 1, 2, None, "", 0, MOST_STATE, new.info))
         reader.receive(Done)
@@ -645,7 +645,7 @@ def test_a_move_is_given_up_after_a_part_of_the_grace_period() -> None:
         assert move.mark is None
         go.set()
         thread.join()
-        # Its last element brings the state, as if nothing could move.
+        # The state comes with the last element, as if moves did not exist.
         assert reader.mark is not None
         assert (reader.mark.ordinal, reader.mark.worker) == (5, "")
         assert old.gate.wait(60)
@@ -701,10 +701,10 @@ def test_a_client_that_does_not_read_does_not_hold_up_a_worker_that_leaves(
 def test_a_successor_that_stops_to_read_does_not_hold_up_the_stream(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It has read a state and is suspended then; the last state does not fit into the socket."""
+    """It reads one state and is suspended; the last state does not fit into the socket."""
     monkeypatch.setattr(timing, "SWITCH", 0.05)
     monkeypatch.setattr(timing, "SHORT_COPY", 60.0)
-    monkeypatch.setattr(timing, "WORKER_SILENCE", 10.0)  # The system does not end the connection.
+    monkeypatch.setattr(timing, "WORKER_SILENCE", 10.0)  # The system keeps the connection.
     suspended, go = threading.Event(), threading.Event()
     add_state, receive = FetchServer._add_state, FetchServer._receive
 
@@ -732,14 +732,14 @@ def test_a_successor_that_stops_to_read_does_not_hold_up_the_stream(
         go.set()
         assert not thread.is_alive()
         assert suspended.is_set()
-        # Its last element brings the state, as if nothing could move.
+        # The state comes with the last element, as if moves did not exist.
         assert reader.mark is not None
         assert (reader.mark.worker, reader.mark.ordinal) == ("", len(reader.found))
         assert old.gate.wait(60)
 
 
 def test_a_stream_that_ends_meanwhile_needs_no_move(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(moves, "StateSender", None)  # None is made.
+    monkeypatch.setattr(moves, "StateSender", None)  # A move would call None, which raises.
     with peers(buffer_numbers(held=COUNT)) as (old, new):
         reader = Reader(old, new.info)
         assert len(reader.read_all(0)) == COUNT
@@ -748,7 +748,7 @@ def test_a_stream_that_ends_meanwhile_needs_no_move(monkeypatch: pytest.MonkeyPa
 
 
 def state_parts(dataset: Dataset, count: int) -> Any:
-    """What a worker says to another one about the state behind `count` elements."""
+    """The messages with which a worker sends the state after `count` elements."""
     tasks = Tasks(lambda digest: dataset.__plan__, lambda: ENVIRONMENT, "here")
     task = tasks.open(WORK)
     for part in task.fetch(0, count):

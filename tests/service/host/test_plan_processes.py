@@ -38,7 +38,7 @@ PLAN, OTHER = bytes(32), bytes(range(32))
 
 
 class Ward:
-    """A fork server whose processes are this test."""
+    """A fake fork server. The test plays its processes."""
 
     def __init__(self) -> None:
         self.ends: dict[int, socket.socket] = {}
@@ -82,7 +82,7 @@ class Time:
 
 
 class House(PlanProcesses):
-    """Processes of a ward, with what they asked of their worker."""
+    """The processes of a ward, and their requests to the worker."""
 
     def __init__(self) -> None:
         self.ward = Ward()
@@ -97,7 +97,7 @@ class House(PlanProcesses):
         self.begin("w:1")
 
     def visit(self, plan: bytes = PLAN) -> socket.socket:
-        """A client comes; gives its end."""
+        """Connects a client; returns its end."""
         near, far = socket.socketpair()
         self.ends.append(near)
         client = AcceptedClient(far, "shm", "a client", 0, True, plan)

@@ -32,7 +32,7 @@ def folder_plans(tmp_path):
 
 
 def send(plans: PlanStore, plan: bytes, size: int = 100) -> None:
-    """As a client does."""
+    """Sends a plan as a client does."""
     digest = hashlib.sha256(plan).hexdigest()
     offset = plans.put(digest, 0, len(plan), b"")
     while offset < len(plan):
@@ -40,7 +40,7 @@ def send(plans: PlanStore, plan: bytes, size: int = 100) -> None:
 
 
 def receive_plan(plans: PlanStore, digest: str) -> bytes:
-    """As a worker does."""
+    """Fetches a plan as a worker does."""
     content, total = plans.get(digest)
     while len(content) < total:
         content += plans.get(digest, len(content))[0]
@@ -175,7 +175,7 @@ def test_without_a_folder_nothing_is_left_behind(tmp_path, monkeypatch):
 
 
 def bytes_of(plans):
-    """On disk, of a folder or of the one file without a name."""
+    """The bytes on disk: in `folder`, or in the process's one unnamed file."""
     storage = plans._storage
     if isinstance(storage, TemporaryStorage):
         return os.fstat(storage._descriptor()).st_size

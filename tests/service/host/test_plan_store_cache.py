@@ -27,7 +27,7 @@ PLAN = n.Range(0, 5, 1, int64)
 
 
 class Dispatcher:
-    """Gives plans in parts, and counts how often it is asked."""
+    """Serves plans in parts, and counts the requests."""
 
     def __init__(self, *plans: bytes, part: int = 100) -> None:
         self.plans = {hashlib.sha256(plan).hexdigest(): plan for plan in plans}

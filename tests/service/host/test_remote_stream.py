@@ -1,4 +1,4 @@
-"""The stream of a reader: waiting, giving up, continuing with other workers."""
+"""The stream of a reader: how it waits, when it fails, how it continues with other workers."""
 
 import concurrent.futures
 import contextlib
@@ -92,7 +92,7 @@ def test_a_waiting_stream_can_be_interrupted(cluster):
 
 
 def pulled_with_states(remote):
-    """Five times: a state, and the elements that were pulled after it."""
+    """Five pairs of a state and the elements that were pulled after it."""
     for _ in range(5):
         state = remote.save()
         sure = remote.sure(4)
@@ -107,7 +107,7 @@ def test_a_reader_of_a_named_job_pulls_what_is_sure(cluster):
     remote.close()
 
 
-# Not for named jobs: another reader may get what a closed reader gave back.
+# Not for named jobs: another reader may get the elements that a closed reader returned.
 @pytest.mark.parametrize("arguments", [{}, {"mode": "parallel_epochs"}])
 def test_a_state_is_exact_at_every_pull(cluster, arguments):
     made = Dataset.range(23).apply(cluster.distribute(**arguments))
@@ -137,7 +137,7 @@ def test_a_failure_of_the_service_ends_the_waiting(cluster):
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_worker_in_trouble_is_asked_again(cluster, monkeypatch, stream):
-    """It cannot get the plan, because the dispatcher does not answer it in time."""
+    """The worker cannot get the plan, because the dispatcher does not answer in time."""
     fetch, failures = PlanCache._fetch, iter([1, 2])
 
     def fail_then_fetch(plans, digest):
@@ -153,7 +153,7 @@ def test_a_worker_in_trouble_is_asked_again(cluster, monkeypatch, stream):
 
 
 def rest_of(remote):
-    """All that is still to come."""
+    """Pulls all remaining elements."""
     found = []
     with contextlib.suppress(StopIteration):
         while True:
@@ -162,7 +162,7 @@ def rest_of(remote):
 
 
 def test_an_error_costs_no_elements(cluster):
-    """It happens while elements are on their way to the user, who gets them first."""
+    """The error arrives together with elements; the user gets these elements first."""
     remote = open_remote(Dataset.range(9).apply(cluster.distribute()))
     report, failures = remote._report, [InternalError("something is wrong")]
 
@@ -180,7 +180,7 @@ def test_an_error_costs_no_elements(cluster):
 
 
 def test_workers_that_are_lost_again_and_again_are_an_error_of_the_next_pull(cluster):
-    """Once the last one is back, which may know how it was lost, or cannot be reached."""
+    """The error waits until the last worker is back and explains the loss, or is unreachable."""
     remote = open_remote(Dataset.range(9).apply(cluster.distribute(max_outstanding_requests=1)))
     found = [int(x) for x in remote.pull(1).elements()]
     [worker] = remote._reading.fetcher.workers
@@ -223,7 +223,7 @@ def test_a_worker_is_reported_lost_only_if_it_cannot_be_reached(cluster, monkeyp
 
 
 def test_a_reader_that_was_taken_for_dead_continues(monkeypatch):
-    """A named job: other readers got what it held, and what it handed out stays its own."""
+    """In a named job its leases go to other readers; elements that it handed out do not."""
     monkeypatch.setattr("penstock.service.protocol.timing.CLIENT_HEARTBEAT", 0.02)
     with Cluster(1) as cluster:
         iterator = iter(Dataset.range(300).apply(cluster.distribute(job_name="taken for dead")))
@@ -239,7 +239,7 @@ def test_a_reader_that_was_taken_for_dead_continues(monkeypatch):
 def test_a_reader_that_waits_for_leases_says_that_the_dispatcher_is_silent(
     cluster, monkeypatch, caplog
 ):
-    """Not that other readers have leased the rest: there are none."""
+    """The warning must not blame leases of other readers: there are no other readers."""
     times = {"CLIENT_HEARTBEAT": 0.02, "WAIT_WARNING": 0.1, "LONGEST_LOOK": 0.1}
     for name, seconds in times.items():
         monkeypatch.setattr(f"penstock.service.protocol.timing.{name}", seconds)
@@ -261,7 +261,7 @@ def test_a_reader_that_waits_for_leases_says_that_the_dispatcher_is_silent(
 
 
 def test_a_reader_that_waits_names_the_element_inside_the_call(cluster, monkeypatch, caplog):
-    """Not only the batch that comes next."""
+    """The warning names the element of the `map`, too, not only the next batch."""
     monkeypatch.setattr("penstock.service.protocol.timing.WAIT_WARNING", 0.2)
     gate = Calls()
 

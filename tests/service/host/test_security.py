@@ -32,7 +32,7 @@ NAMES = ("PENSTOCK_TOKEN", "PENSTOCK_TOKEN_FILE", "PENSTOCK_CERTIFICATES")
 
 @pytest.fixture(autouse=True)
 def state(tmp_path, monkeypatch):
-    """A user who has nothing yet; gives the place of the token."""
+    """A user without a token; returns the path at which the token will be created."""
     for name in NAMES:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
@@ -212,7 +212,7 @@ def test_a_file_that_cannot_be_read(monkeypatch, tmp_path):
 
 @pytest.fixture
 def token_file(tmp_path, monkeypatch):
-    """A file with a token, which the user names."""
+    """A file with a token, which an environment variable names."""
     path = private(tmp_path / "given", TOKEN)
     monkeypatch.setenv("PENSTOCK_TOKEN_FILE", str(path))
     return path

@@ -101,7 +101,7 @@ def test_a_dataset_is_registered_again_with_a_dispatcher_that_lost_its_state():
 
 
 def test_an_iterator_continues_with_a_dispatcher_that_forgot_everything():
-    """A reader of its own job needs nothing of the dispatcher but the plan and the workers."""
+    """The only reader of a job needs only the plan and the list of workers from the dispatcher."""
     calls = Calls()
     with Cluster(1) as first:
         port = int(first.target.rpartition(":")[2])
@@ -157,7 +157,7 @@ def test_a_service_that_was_started_for_a_dataset_is_shared_by_its_readers(monke
 
 
 def test_seeds_of_a_restored_state_are_those_of_the_saved_one(cluster):
-    """A dataset that was built again has other seeds where none were given."""
+    """A dataset that is built again draws new seeds where none were given."""
 
     def build():
         return Dataset.range(50).shuffle(50).apply(cluster.distribute())
@@ -178,7 +178,7 @@ def test_options_reach_the_workers(cluster):
 
 
 class Nobody:
-    """A service that counts its ends."""
+    """A service that counts how often it is closed."""
 
     def __init__(self, address):
         self.session = object()

@@ -36,7 +36,7 @@ def work_of(form: str = "single", **fields: Any) -> Work:
 
 
 def fetch_elements(task: Task, start: int, stop: int, *more: Any) -> list[Any]:
-    """What a fetch gives, by ordinal, with failures as values."""
+    """The elements of a fetch by ordinal, with failures as values."""
     found: list[Any] = []
     for part in task.fetch(start, stop, *more):
         if isinstance(part, FetchedChunk):
@@ -49,7 +49,7 @@ def fetch_elements(task: Task, start: int, stop: int, *more: Any) -> list[Any]:
 
 
 def expected_of(plan: Node) -> list[Any]:
-    """What the engine gives."""
+    """The elements that the engine gives."""
     return drain_stream(open_stream(fresh(plan)), 7)
 
 
@@ -125,7 +125,7 @@ def check_ranges(plan, *, kept):
 @pytest.mark.usefixtures("_many_marks")
 @for_every_operator(streams_over_sources)
 def test_another_worker_continues_from_marks(plan):
-    """A mark travels as bytes; a fresh worker that has it begins there."""
+    """A mark is sent as bytes; another worker with this mark begins there."""
     expected = expected_of(plan)
     first = tasks_of(fresh(plan))
     marks = [
@@ -299,7 +299,7 @@ def test_who_waits_for_another_can_be_called_off():
 
 
 def after(count: int) -> Callable[[], bool]:
-    """Says yes when it was asked often enough."""
+    """A function that returns true after `count` calls."""
     looks = itertools.count()
     return lambda: next(looks) >= count
 
@@ -351,7 +351,7 @@ def test_a_consumer_that_is_ahead_waits_for_the_other_consumers(monkeypatch):
     plan = map_plan(stream(numbers(100)), lambda x: np.full(100_000, calls(x), np.uint8))
     tasks = tasks_of(plan, kept=1_000_000)
     ahead, behind = (tasks.open(work_of(consumers=2, consumer=j, kept=True)) for j in range(2))
-    # 12 elements may be kept, and a chunk of 10 may come when all but one of them are.
+    # 12 elements may be kept, and a chunk of 10 may arrive when 11 are kept.
     waits = threading.Event()
     looks = itertools.count()
 

@@ -68,7 +68,7 @@ def children(spans: Spans, name: str, parent: ReadableSpan) -> list[ReadableSpan
 
 
 def check_traces(spans: Spans) -> None:
-    """Every element that was handed out was made and sent before, and no other is in doubt."""
+    """Checks that each handed out element was made and sent, and that the rest was discarded."""
     discarded = [span for span in spans["penstock.element"] if span.events]
     handed_out = [span for span in spans["penstock.element"] if not span.events]
     assert handed_out
@@ -216,7 +216,7 @@ def test_a_processor_that_raises_does_not_stop_the_elements(
     assert "traces: a span could not be made" in caplog.text
 
 
-# Without a service: which element a request follows
+# The spans without a service: which element a request belongs to
 
 
 def ask(feed: Feed, request: int, start: int, stop: int) -> Ask:

@@ -74,7 +74,7 @@ def stream(source: Node) -> Node:
 
 
 class Service:
-    """A dispatcher and a worker, and what a client does with them."""
+    """A dispatcher and a worker, with the calls of a client."""
 
     def __init__(self, **settings: Any) -> None:
         self.certificates = settings.get("certificates")
@@ -131,7 +131,7 @@ def service() -> Iterator[Service]:
 
 
 def answers(connection: Connection, request: int) -> tuple[list[Any], Any]:
-    """All that belongs to a request, rows as values, and the last word."""
+    """The messages about a request: the rows as values, and the last message."""
     found: list[Any] = []
     while True:
         message, columns = connection.receive()
@@ -146,7 +146,7 @@ def answers(connection: Connection, request: int) -> tuple[list[Any], Any]:
             case Progress():
                 pass
             case Done():
-                # What the operators have done is in the tests of profiles.
+                # The figures of operators are checked by the tests of profiles.
                 return found, msgspec.structs.replace(message, operators=())
             case _:
                 return found, message
@@ -220,7 +220,7 @@ def test_several_connections_share_a_stream(service):
     calls: list[int] = []
     plan = map_plan(stream(numbers(50)), lambda x: calls.append(int(x)) or x)
     work = service.work(plan, kept=True)
-    # By value: what the worker of this process runs is another function.
+    # The plan is sent by value: the worker in this process runs a copy of the function.
     with service.connect() as first, service.connect("shm") as second:
         assert fetch_answers(first, work, 0, 50)[0] == fetch_answers(second, work, 0, 50)[0]
         assert service.worker.tasks() == 1
@@ -299,7 +299,7 @@ def test_over_tls(tmp_path):
 
 
 class Slow:
-    """A function that waits for a word; found by its module, so that it is this very object."""
+    """A function that waits for the test. Pickled by name, so the worker calls this very object."""
 
     def __init__(self) -> None:
         self.begun = threading.Semaphore(0)
@@ -347,7 +347,7 @@ def leaving(worker: Worker) -> Iterator[None]:
 
 @pytest.mark.parametrize("form", ["random", "single"])
 def test_draining_finishes_the_element_that_is_made(service, brake, form):
-    """Of a request for several, the client gets what was made, and asks elsewhere for the rest."""
+    """The client gets the elements that were made, and requests the rest from other workers."""
     address = service.worker.address
     work = service.work(slowly(numbers(3) if form == "random" else stream(numbers(3))), form)
     with service.connect() as connection, service.connect() as other:
@@ -374,7 +374,7 @@ def test_draining_finishes_the_element_that_is_made(service, brake, form):
 
 @pytest.mark.parametrize("form", ["random", "single"])
 def test_draining_hands_back_what_was_not_begun_at_once(service, brake, form):
-    """While the function runs, so that the client asks other workers in time."""
+    """It does so while the function still runs, so that the client asks other workers early."""
     work = service.work(slowly(numbers(9) if form == "random" else stream(numbers(9))), form)
     with service.connect() as connection:
         connection.send(OpenTask(1, work))
@@ -416,7 +416,7 @@ def read_refusal(connection: Connection) -> int:
 
 
 def ends_of(connection: Connection, count: int) -> list[int]:
-    """The next requests that are answered in full."""
+    """The numbers of the next `count` requests that are answered in full."""
     ends: list[int] = []
     while len(ends) < count:
         message, _ = connection.receive()
@@ -426,7 +426,7 @@ def ends_of(connection: Connection, count: int) -> list[int]:
 
 
 def test_earlier_elements_of_a_task_are_made_first(service, brake):
-    """A client asks for what another worker owed; it needs that before what waits here."""
+    """The client needs elements of a lost worker before the elements that are queued here."""
     with service.connect() as connection:
         connection.send(OpenTask(1, service.work(slowly(numbers(9)), "random")))
         connection.send(OpenTask(2, service.work(slowly(numbers(8)), "random")))
@@ -439,7 +439,7 @@ def test_earlier_elements_of_a_task_are_made_first(service, brake):
 
 
 def test_requests_with_a_lower_turn_are_answered_first(service, brake):
-    """Even before the rest of a request that was begun: the client needs them first."""
+    """They come even before the rest of a request that was begun: the client needs them first."""
     with service.connect() as connection:
         connection.send(OpenTask(1, service.work(slowly(numbers(9)), "random")))
         connection.send(Fetch(1, 1, 0, 3, turn=7))
@@ -454,7 +454,7 @@ def test_requests_with_a_lower_turn_are_answered_first(service, brake):
 
 
 def test_a_request_with_a_lower_turn_is_answered_before_the_next_element(service, brake):
-    """Also if it has come while the element was made."""
+    """The same holds if the request arrives while an element is being made."""
     with service.connect() as connection:
         connection.send(OpenTask(1, service.work(slowly(numbers(9)), "random")))
         connection.send(OpenTask(2, service.work(numbers(8), "random")))
@@ -471,7 +471,7 @@ def test_a_request_with_a_lower_turn_is_answered_before_the_next_element(service
 
 
 def until(true: Any) -> None:
-    """Waits for something that another thread does."""
+    """Waits until a condition holds that another thread makes true."""
     waiting = threading.Event()
     for _ in range(2000):
         if true():

@@ -26,7 +26,7 @@ def test_a_state_with_elements_travels(held: Any) -> None:
     ordinal, found = decode_state(encoded)
     assert ordinal == 9
     np.testing.assert_equal(found, state)
-    # A release that cannot decode users' values expects two parts, and passes over others.
+    # A release that cannot decode users' values expects two parts, and ignores a state with three.
     assert len(msgspec.msgpack.decode(encoded)) == (2 if isinstance(held, int) else 3)
 
 

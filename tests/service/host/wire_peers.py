@@ -56,7 +56,7 @@ def in_thread(call: Any, *args: Any) -> threading.Thread:
 
 
 def receive_all(connection: Connection) -> None:
-    """Receives until that fails."""
+    """Receives messages until the connection fails."""
     while True:
         connection.receive()
 

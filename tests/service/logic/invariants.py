@@ -7,7 +7,7 @@ from penstock.service.logic.state import State
 
 
 def check(state: State) -> None:
-    """Raises InternalError if something is wrong that can never be right."""
+    """Raises InternalError if the state breaks an invariant."""
     for record in state.iterations.values():
         for name, group in record.groups.items():
             _check_group(state, record, name, group)

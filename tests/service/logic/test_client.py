@@ -1,4 +1,4 @@
-"""Readers against a world of workers that answer late, in parts, and not always."""
+"""Readers against simulated workers that answer late, in parts, or never."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Elements:
 
 
 class Crew:
-    """Workers; each answers its requests in order, a little at a time, until it dies."""
+    """Workers; each answers its requests in order, a little at a time, until it is lost."""
 
     def __init__(self, lengths: list[int], seed: int, workers: int = 3) -> None:
         self.lengths = lengths
@@ -137,7 +137,7 @@ class Parts(Crew):
         self.wrong, self.files = wrong, files | {0}
 
     def begins(self, stream: int) -> int:
-        """Where the first record begins that does not begin before a part."""
+        """The first position of a record that is not before the part."""
         if stream in self.files:
             return 0
         later = (at for at in range(stream, len(self.lengths)) if self.lengths[at])
@@ -248,7 +248,7 @@ def test_no_more_is_asked_for_than_allowed(form: str, most: int, seed: int) -> N
         asks = reading.fetcher.asks()
         crew.ask(asks)
         asked += sum(ask.stop - ask.start for ask in asks)
-        # What was asked for beyond the end of a stream never comes.
+        # Elements that were requested beyond the end of a stream never arrive.
         assert sum(ask.stop - ask.at for q in crew.queues.values() for ask in q) <= most
         piece = reading.take(3, 0.0)
         if piece is None:
@@ -449,7 +449,7 @@ def test_elements_that_end_every_worker_are_an_error() -> None:
 
 
 def test_elements_that_crashed_a_worker_are_asked_of_it_again_if_it_returns() -> None:
-    """It has begun to search for the cause; other workers would have to crash for that, too."""
+    """That worker already searches for the cause; other workers would have to crash as well."""
     reader = Fetcher(SequentialOrder(1), Limits(), bound=False)
     reader.join("w0")
     reader.join("w1")
@@ -485,7 +485,7 @@ def test_a_worker_that_is_about_to_stop_is_no_error() -> None:
 
 
 def asked_one_by_one(*workers: str) -> tuple[Fetcher, dict[str, list[Ask]]]:
-    """A reader whose requests are for one element each, as many as workers may have."""
+    """A reader with as many requests per worker as allowed, each for one element."""
     reader = reading_of("random", [100]).fetcher
     reader.sizes.record(1, 8, 1.0)
     for worker in workers:
@@ -495,7 +495,7 @@ def asked_one_by_one(*workers: str) -> tuple[Fetcher, dict[str, list[Ask]]]:
 
 
 def test_what_a_leaving_worker_hands_back_is_asked_for_at_once() -> None:
-    """Not behind what waits at other workers: the reader needs it before that."""
+    """Other workers make these elements first: the reader needs them before the queued ones."""
     reader, asks = asked_one_by_one("u", "v")
     assert [ask.start for ask in asks["u"]] == [0, 2, 4, 6]
     assert [ask.start for ask in asks["v"]] == [1, 3, 5, 7]
@@ -504,7 +504,7 @@ def test_what_a_leaving_worker_hands_back_is_asked_for_at_once() -> None:
     moved = reader.asks()
     assert [(ask.worker, ask.start) for ask in moved] == [("v", 2), ("v", 4), ("v", 6)]
     assert reader.asks() == []
-    # As its worker orders them; the first one is the one that it is making.
+    # The order in which the worker answers; it is making the first element already.
     for start in (1, 2, 3, 4, 5, 6, 7):
         first = reader._first_of("v")
         assert first is not None
@@ -522,7 +522,7 @@ def test_what_a_leaving_worker_hands_back_is_asked_for_at_once() -> None:
 
 
 def test_a_stream_that_moves_comes_before_later_streams() -> None:
-    """The reader needs all of it before them, however much of them waits at the other worker."""
+    """The reader needs the whole stream first, however many requests the other worker has."""
     reader = Fetcher(SequentialOrder(9), Limits(), bound=True)
     reader.sizes.record(1, 8, 1.0)
     reader.join("u")
@@ -571,7 +571,7 @@ def test_a_stream_moves_with_the_mark_behind_the_last_element() -> None:
 
 
 def test_later_leases_of_a_stream_wait_for_its_mark_too() -> None:
-    """Otherwise another worker would begin the stream anew for them, before it gets the mark."""
+    """Otherwise another worker would compute the stream from its start, as it has no mark yet."""
     order = LeaseOrder()
     reader = Fetcher(order, Limits(), bound=True)
     reader.sizes.record(1, 8, 1.0)
@@ -591,7 +591,7 @@ def test_later_leases_of_a_stream_wait_for_its_mark_too() -> None:
 
 
 def test_a_large_mark_moves_once_and_only_to_a_worker_that_reads() -> None:
-    """A worker that owes something may be sending it, while the reader would send the mark."""
+    """If both sides sent at once, a worker with open requests and the reader could deadlock."""
     reader = reading_of("single", [20]).fetcher
     reader.sizes.record(1, 8, 1.0)
     reader.join("u")
@@ -653,7 +653,7 @@ def test_the_worker_that_has_the_state_of_a_stream_continues_it(told: str) -> No
     assert [(ask.worker, ask.start) for ask in again] == [("w", 2), ("w", 3), ("w", 4), ("w", 5)]
     assert {ask.mark for ask in again} == {Mark(0, b"small")}, "the worker has the other one"
     assert again[0].feed.small_mark(9) == [0, b64encode(b"small").decode()]
-    # If it is lost, the stream is computed again from the last mark that can be sent.
+    # If the worker is lost, the stream is computed again from the last mark that can be sent.
     reader.lose("w")
     again = reader.asks()
     assert {(ask.worker, ask.mark) for ask in again} == {("v", Mark(0, b"small"))}
@@ -719,7 +719,7 @@ def test_what_a_leaving_worker_no_longer_has_is_asked_of_its_successor() -> None
 
 
 def test_a_stream_that_its_worker_refuses_moves_no_longer() -> None:
-    """What happened to its state is not known: the worker may have failed to send it."""
+    """Perhaps the worker failed to send the state, so the move is given up."""
     reader, asks = read_with("u", "v")
     reader.leaving.add("u")
     reader.begin_move(asks[0].feed, "u")
@@ -788,7 +788,7 @@ def test_the_rest_of_a_request_is_asked_of_another_worker() -> None:
 
 
 def test_a_crash_is_blamed_on_what_the_worker_was_making() -> None:
-    """Though it was asked for that last."""
+    """The blame does not depend on the order of the requests."""
     reader, asks = asked_one_by_one("u", "v")
     for ask in asks["u"]:
         reader.refuse(ask.request, UnavailableError("it stops"), elsewhere=True)
@@ -818,7 +818,7 @@ def test_a_restored_client_reads_what_it_was_given_again() -> None:
 
 
 def test_silence_is_borne_longer_each_time_the_same_elements_are_asked_for() -> None:
-    """Otherwise a function that keeps the interpreter to itself would be moved again and again."""
+    """Otherwise a function that blocks the interpreter would be moved to worker after worker."""
     reading = reading_of("random", [100], most=1)
     reader = reading.fetcher
     assert reader.patience("a", 10.0) == 10.0

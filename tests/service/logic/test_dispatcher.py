@@ -1,7 +1,7 @@
 """Random histories: readers that follow the rules get every element once, after any faults.
 
-Elements count as read once they are reported; a reader that dies resumes from a state that
-it saved, or not at all, and what it read since it saved is read again.
+Elements count as read once they are reported. A reader that dies resumes from a state that
+it saved, or never; elements that it read after that save are read again.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from penstock.service.protocol.messages import (
 from tests.service.logic.world import DYNAMIC, OFF, World
 
 LENGTHS = (5, 0, 12, 1, 7, 0)
-"""Of the streams, where there are several; the workers know them, the dispatcher does not."""
+"""The lengths of several streams; the workers know them, the dispatcher does not."""
 
 
 @dataclass
 class Plan:
-    """What is read: its shape, its mode, and the lengths of its streams."""
+    """What readers read: the shape, the mode, and the lengths of the streams."""
 
     shape: Shape
     mode: int = DYNAMIC
@@ -53,7 +53,7 @@ PLANS = {
 
 @dataclass(frozen=True)
 class SavedState:
-    """Whose it is, what was consumed, and the ends that were known."""
+    """A reader's name, its consumed elements, and the lengths of streams that it knew."""
 
     name: str
     consumed: tuple[StreamRange, ...]
@@ -62,14 +62,14 @@ class SavedState:
 
 @dataclass
 class SimulatedReader:
-    """Asks, reads a bit, reports, saves its state now and then."""
+    """A reader that leases, reads a few elements, reports them, and sometimes saves its state."""
 
     name: str
     plan: Plan
     number: int = 0
     holds: list[list[int]] = field(default_factory=list)
     read: dict[int, Ranges] = field(default_factory=dict)
-    """What counts as read by this reader, with what the states said that it went on from."""
+    """Elements that it has read, with those in the state that it resumed from."""
     ends: dict[int, int] = field(default_factory=dict)
     saved: SavedState | None = None
     """Its own latest state, or the state that it resumed from."""
@@ -107,7 +107,7 @@ class SimulatedReader:
         world.ask(ClientHeartbeat(self.name, 0, lost, **report))
 
     def save(self, world: World) -> None:
-        """What was reported is in the state, and nothing else."""
+        """Saves a state; it contains exactly the reported elements."""
         self.beat(world, 0)
         self.saved = SavedState(self.name, ranges(self.read), tuple(self.ends.items()))
 
@@ -127,7 +127,7 @@ class History:
         self.data = self.world.dataset(plan.shape)
         self.readers: dict[str, SimulatedReader] = {}
         self.over: list[SimulatedReader] = []
-        """Readers that have left, or died for good."""
+        """Readers that have left, or died and never resume."""
         self.dead: list[SimulatedReader] = []
         self.workers: list[str] = []
         self.names = 0
@@ -162,7 +162,7 @@ class History:
             reader.lease(self.world, 1 + number % 9, number % 7)
 
     def repeat(self, number: int) -> None:
-        """A request that was answered arrives once more."""
+        """Sends a request again that was answered before."""
         reader = self.some(number)
         if reader is not None and reader.last is not None:
             self.world.ask(reader.last)
@@ -189,13 +189,13 @@ class History:
             self.dead.append(self.readers.pop(reader.name))
 
     def resume(self, number: int) -> None:
-        """A reader that died resumes from its state under another name."""
+        """Resumes the state of a dead reader under another name."""
         saved = [reader for reader in self.dead if reader.saved is not None]
         if saved:
             self.go_on([saved[number % len(saved)]], 1)
 
     def resume_together(self, number: int) -> None:
-        """Some readers resume from the states of several that died."""
+        """Merges the states of several dead readers, and resumes them with some new readers."""
         saved = [reader for reader in self.dead if reader.saved is not None]
         if len({reader.saved.name for reader in saved}) == len(saved) > 1:
             self.go_on(saved, 1 + number % 3)
@@ -215,7 +215,7 @@ class History:
             "finished": tuple(ends.items()),
         }
         for number in range(readers):
-            # What they have in common is counted for the first of them.
+            # If states overlap, the overlap is counted for the first of them.
             read = {} if number else consumed
             new = SimulatedReader(self.name("r"), self.plan, read=read, ends=dict(ends))
             new.saved = saved[0].saved if len(saved) == 1 else None
@@ -236,7 +236,7 @@ class History:
             self.world.ask(LeaveWorker(self.workers.pop(number % len(self.workers))))
 
     def stop_worker(self, number: int) -> None:
-        """It says nothing more."""
+        """Removes a worker that never sends a message again."""
         if self.workers:
             self.workers.pop(number % len(self.workers))
 
@@ -262,7 +262,7 @@ class History:
         self.world.compact()
 
     def finish(self) -> None:
-        """The dead are missed at last, and one more reader gets what no reader has."""
+        """Lets dead readers expire, and reads all remaining elements with one more reader."""
         self.add_worker(0)
         for _ in range(3):
             for reader in self.readers.values():
@@ -285,7 +285,7 @@ class History:
         return {stream: [(0, length)] for stream, length in lengths.items() if length}
 
     def count_ranges(self) -> dict[int, list[tuple[int, int]]]:
-        """Who has read what, as the readers see it; two of them never the same."""
+        """The elements that all readers have read; fails if two of them read the same one."""
         ways = [*self.readers.values(), *self.over, *self.dead]
         total: dict[int, Ranges] = {}
         for reader in ways:
@@ -331,6 +331,6 @@ def test_workers_and_readers_that_fall_silent_together() -> None:
     world.wait(5.0)
     world.ask(WorkerHeartbeat("w"))
     world.wait(6.0)
-    # The iteration went with its reader, and no worker makes its streams.
+    # The iteration ended with its reader, and no worker makes its streams.
     assert not world.state.iterations
     assert snapshot(world.replay_journal()) == snapshot(world.state)

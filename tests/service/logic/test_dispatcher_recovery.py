@@ -108,7 +108,7 @@ def test_a_reader_that_returns_learns_what_other_readers_got_as_well(world):
     world.journal = world.journal[:kept]
     world.restart()
     assert world.leases("b", 4) == [(0, 0, 4)]
-    for _ in range(2):  # The answer may be lost, and the request come again.
+    for _ in range(2):  # The answer may be lost, and the client repeats the request.
         opened = world.open("a2", "1000", resumes=("a",), consumed=(StreamRange(0, 2, 6),))
         assert opened.repeated == (StreamRange(0, 2, 4),)
     assert world.leases("b") == [(0, 6, 16)]
@@ -145,7 +145,7 @@ def test_many_addresses_are_counted():
 
 
 def busy() -> World:
-    """A bit of everything."""
+    """A world with readers of many kinds, which have read, leased, left and resumed."""
     world = World()
     for worker in "uvw":
         world.worker(worker)

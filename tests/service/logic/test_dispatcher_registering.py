@@ -306,7 +306,7 @@ def test_a_reader_that_was_away_for_very_long_does_not_begin_anew() -> None:
     )
     with pytest.raises(FailedPreconditionError, match="job 'job' has been forgotten meanwhile"):
         world.ask(back)
-    # A dispatcher that has lost what it answered the reader learns of the job again.
+    # A dispatcher that has lost the job learns of it again from its reader.
     lost = msgspec.structs.replace(back, last=LastFact(life, world.state.facts + 1))
     assert world.ask(lost).work.job
 

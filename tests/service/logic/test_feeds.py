@@ -1,4 +1,4 @@
-"""Feeds: every ordinal once, where a stream ends, and what is settled before it is handed out."""
+"""Feeds: every ordinal is requested once; streams end; some ordinals need no request."""
 
 from typing import Any
 
@@ -60,7 +60,7 @@ def test_a_stream_that_may_be_short_is_asked_for_once() -> None:
     assert [(ask.feed.stream, ask.start) for ask in asked] == [(0, 0), (1, 0)]
     reader.arrive(asked[0].request, 0, rows(0, 1))
     reader.done(asked[0].request, None)
-    # The stream has moved, so that the request for the one behind it does not count.
+    # The stream has moved, so the request for the next stream does not count.
     starts = [(ask.feed.stream, ask.start) for ask in reader.asks()]
     assert starts == [(0, 1), (0, 3), (0, 5), (0, 7)]
 
@@ -90,7 +90,7 @@ def test_what_no_worker_can_make_waits_for_new_workers() -> None:
 
 
 def test_a_stream_waits_for_its_own_worker_before_it_begins() -> None:
-    """Else one worker would make several streams, and those that join later would make none."""
+    """Otherwise the first worker would make all streams, and workers that join later none."""
     order = RoundRobinOrder(1, free=True)
     order.add(3, {0: "u", 1: "v", 2: "w"})
     reader = Fetcher(order, Limits(elements=8), bound=True, ordered=False)
@@ -183,7 +183,7 @@ def test_what_no_worker_can_make_is_the_failure_of_one_element() -> None:
 
 
 def test_a_block_for_several_trainers_waits_for_its_keeper_to_join() -> None:
-    """A trainer whose connection to a worker was slower would make another worker's block again."""
+    """Otherwise a trainer that connects late to the keeper would have the block made twice."""
     reader = Fetcher(SequentialOrder(1), Limits(), bound=False, kept=True)
     reader.join("b")
     reader.join("a")
@@ -201,5 +201,5 @@ def test_a_block_for_several_trainers_waits_for_its_keeper_to_join() -> None:
     alone.join(other)
     alone.expected = [keeper]
     assert alone.asks() == []
-    alone.expected = []  # It cannot be reached.
+    alone.expected = []  # The keeper cannot be reached.
     assert [ask.worker for ask in alone.asks()] == [other]

@@ -1,4 +1,4 @@
-"""What a reader holds: enough for every worker, whatever the size of elements, within a budget."""
+"""What a reader requests: enough for every worker, within a budget, for elements of any size."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Crew:
         self.most = max(self.most, self.reader._here + self.reader._owed)
 
     def run(self, seconds: int, take: int = 1 << 30) -> int:
-        """Runs for some seconds; returns for how many a worker was idle, all workers together."""
+        """Runs for some seconds; returns the idle seconds of all workers together."""
         idle = 0
         for _ in range(seconds):
             self.ask()

@@ -1,4 +1,4 @@
-"""Blame: when a reader gives up elements with which processes crash."""
+"""Blame: when a reader stops retrying elements that crash processes."""
 
 from penstock.service.logic.fetching import Blame
 

@@ -1,4 +1,4 @@
-"""Leases: who gets what next, and when there is nothing more to get."""
+"""Leases: which reader gets which elements next, and when a job is finished."""
 
 import pytest
 
@@ -106,7 +106,7 @@ def test_other_readers_may_yet_give_elements_back() -> None:
     assert world.lease("b") == LeaseReply(retry=timing.LEASE_RETRY)
     world.lives("a")
     assert world.lease("b") == LeaseReply(finished=True, shared=True)
-    # It is not too late.
+    # "a" can still return its lease.
     world.ask(Leave("a"))
     assert world.leases("b") == [(0, 0, 10)]
 
@@ -247,7 +247,7 @@ def test_no_reader_consumes_what_other_readers_hold() -> None:
 
 def test_pieces_are_leased_one_after_the_other() -> None:
     world = reading(SPLIT, "a")
-    # One element of those behind: they are made ahead.
+    # One element of each later piece: workers begin them early.
     assert world.leases("a", 4) == [(0, 0, 4), (1, 0, 1), (2, 0, 1), (3, 0, 1)]
     assert world.leases("a", 4) == [(0, 4, 8)]
     assert world.leases("a", 4, ended=((0, 5),)) == [(1, 1, 5)]

@@ -19,11 +19,11 @@ from penstock.service.logic.interleave_order import InputFeed, PlacedChunk
 from penstock.service.protocol.messages import OpenIterationReply, Work
 
 Input = list[list[str]] | None
-"""What became of each place of an input; None for an input that cannot be opened."""
+"""The rows of each place of an input; None for an input that cannot be opened."""
 
 
 class Rows(list[str]):
-    """Elements."""
+    """A chunk of elements, as strings."""
 
     @property
     def nbytes(self) -> int:
@@ -34,7 +34,7 @@ class Rows(list[str]):
 
 
 def local(inputs: list[Input], cycle: int, block: int) -> list[str]:
-    """The order that `interleave` has."""
+    """The elements in the order of a local `interleave`."""
     waiting, found = iter(enumerate(inputs)), []
     slots: list[Any] = [None] * cycle
     turn, more = 0, True
@@ -57,14 +57,14 @@ def local(inputs: list[Input], cycle: int, block: int) -> list[str]:
 
 
 class Crew:
-    """Workers that answer late, in parts, and die; a share of the chunks arrives `damaged`."""
+    """Workers that answer late, in parts, or get lost; a share of the chunks arrives `damaged`."""
 
     def __init__(
         self, streams: list[list[Input]], seed: int, damaged: float = 0.0, seconds: float = 0.0
     ) -> None:
         self.damaged = damaged
         self.seconds = seconds
-        """How long a worker says that an element takes."""
+        """The seconds per element that workers report."""
         self.streams = streams
         self.random = random.Random(seed)
         self.queues: dict[str, list[Ask]] = {"w0": [], "w1": [], "w2": []}
@@ -106,7 +106,7 @@ class Crew:
         if ask.at < stop and not damaged:
             self.send(reader, ask, elements[ask.at : stop])
             if self.random.random() < 0.5:
-                return  # The worker may die before it says that this was all.
+                return  # The worker may be lost before it sends the end of this request.
         if damaged or ask.at >= min(ask.stop, len(elements)):
             queue.pop(0)
             ends = len(elements) <= ask.stop
@@ -114,7 +114,7 @@ class Crew:
             reader.done(ask.request, length, None, None, lengths if ends else None)
 
     def send(self, reader: Fetcher, ask: Ask, elements: list[tuple[int, str]]) -> None:
-        """Rows up to a failure, or a failure."""
+        """Sends rows up to a failure, or one failure."""
         good = [not row.endswith("failed") for _, row in elements]
         count = good.index(False) if not all(good) else len(good)
         rows: Any = Rows(row for _, row in elements[:count])
@@ -185,7 +185,7 @@ def test_turns_are_those_of_the_local_dataset(
 
 
 def test_no_input_is_asked_for_twice() -> None:
-    """Also where several inputs were parted, and one behind them was asked for alone."""
+    """The same holds if a group of inputs was split, and a later input was requested alone."""
     whole: list[Input] = [*[None] * 13, [["x"]] * 60, None]
     for seed in range(20):
         reading = reading_of([whole], (2, 1, len(whole)), Limits())
@@ -230,7 +230,7 @@ def test_inputs_of_slow_elements_do_not_share_a_stream(seconds: float, shares: b
 
 
 def most_waiting(whole: list[Input], limits: Limits) -> int:
-    """How many elements are here, or on their way, at most."""
+    """The most elements that were received or requested at any time."""
     crew = Crew([whole], 3)
     reading = reading_of([whole], (2, 1, len(whole)), limits)
     reader, asks, most = reading.fetcher, reading.fetcher.asks, 0

@@ -1,4 +1,4 @@
-"""Opening: what the work is, who may read it, and for how long it is remembered."""
+"""Opening: which work a reader gets, which readers may open it, and when it is forgotten."""
 
 import pytest
 
@@ -62,7 +62,7 @@ def test_static_sharding_follows_the_list() -> None:
     world.worker("w", "b:1")
     opened = world.open("c", world.dataset(), mode=DATA)
     assert (opened.work.form, opened.work.streams, opened.work.policy) == ("shard", 2, DATA)
-    # Until its own worker comes, the first shard is made by the other one.
+    # Until its own worker registers, the other worker makes the first shard.
     assert world.places("c") == {0: "w", 1: "w"}
     world.worker("v", "a:1")
     assert world.places("c") == {0: "v", 1: "w"}
@@ -263,7 +263,7 @@ def test_a_reader_that_repeats_without_end_joins_the_current_repetition() -> Non
     world.read("a2", 100)
     world.open("a3", data, repetition=2, program="a")
     world.read("a3", 40)
-    for _ in range(2):  # The request may come again.
+    for _ in range(2):  # The client may repeat the request.
         late = world.open("late", data, program="late", epoch=(3, 0), endless=True)
         assert (late.repetition, late.warning) == (2, "")
     assert world.leases("late", 100) == [(0, 40, 100)]
@@ -273,7 +273,7 @@ def test_a_reader_that_repeats_without_end_joins_the_current_repetition() -> Non
 
 
 def test_a_part_of_an_endless_repetition_draws_by_its_own_round() -> None:
-    """It may have been opened more often than it was repeated."""
+    """The round counts its repeats: it may have been opened more often."""
     world = World()
     data = world.dataset()
     opened = world.open("a", data, job=None, repetition=4, epoch=(0, 1), endless=True)

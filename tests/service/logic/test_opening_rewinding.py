@@ -1,4 +1,4 @@
-"""Saved states: a reader that resumes from one gets what was read since it was saved, once."""
+"""Saved states: a reader that resumes gets the elements that were read after the save, once."""
 
 import pytest
 
@@ -25,7 +25,7 @@ def world_of(*clients: str, length: int = 50) -> World:
 
 
 def rest(world: World, client: str) -> list[int]:
-    """All that a client still gets."""
+    """Reads all remaining elements of a client."""
     numbers: list[int] = []
     while grants := world.read(client, 7):
         numbers += [number for _, start, stop in grants for number in range(start, stop)]
@@ -119,7 +119,7 @@ def test_a_repeated_request_rewinds_nothing() -> None:
         world.open("b", "1000", resumes=("a",), consumed=SAVED)
         world.read("b", 5)
     world.wait(11.0)
-    # It was lost, and its first words arrive once more: it would not know that it was lost.
+    # "b" expired. Its first request arrives again, and must not succeed as if nothing happened.
     with pytest.raises(NotFoundError, match="b have expired, .* return under another name"):
         world.open("b", "1000", resumes=("a",), consumed=SAVED)
     world.open("c", "1000")
@@ -146,7 +146,7 @@ def test_a_lost_reader_returns_as_often_as_it_is_lost() -> None:
 
 
 def test_a_lost_reader_does_not_return_once_another_reader_continues_from_its_state() -> None:
-    """Its request may be late, and it has read more than the state has."""
+    """Its request may be late, and it has read more elements than the state contains."""
     world = world_of("a")
     world.read("a", 20)
     world.wait(11.0)
@@ -163,7 +163,7 @@ def test_what_was_set_aside_and_is_still_free_is_reported() -> None:
     world.wait(5.0)
     world.beat("b")
     world.wait(6.0)
-    # Meanwhile, other readers get some of what the lost one held.
+    # Meanwhile, another reader gets some of the elements that the lost reader held.
     (grant,) = world.lease("b", 6).grants
     opened = world.open("c", "1000", resumes=("a",), **state)
     given = {n for at in opened.held for n in range(at.start, at.stop)}

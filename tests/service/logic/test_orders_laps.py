@@ -40,7 +40,7 @@ def laps_of(world: World) -> list[int]:
 
 
 def promise(world: World, **limits: int) -> None:
-    """Consumers show that they have heard the dispatcher, each with its limit."""
+    """Consumers confirm the dispatcher's latest version, each with its limit."""
     for client, limit in limits.items():
         world.beat(client, world.beat(client).version, limit=limit)
 
@@ -151,7 +151,7 @@ class TestAgreement:
         assert laps_of(world) == [0, 5]
 
     def test_a_dispatcher_that_lost_its_state_gets_the_laps_again(self) -> None:
-        """The consumer that comes first has not heard of the last stream."""
+        """The first consumer that returns does not know the last stream."""
         world = World()
         world.worker("v")
         data = world.dataset()
@@ -182,7 +182,7 @@ class TestAgreement:
             world.open("c", data, mode=OFF, consumer=1, consumers=2, begins=(0, 4))
 
     def test_a_restored_read_has_the_streams_of_its_state(self) -> None:
-        """Also where more workers are there than there were."""
+        """The same holds if there are more workers now than when the state was saved."""
         world = World()
         data = world.dataset()
         for name in "vwx":
@@ -249,7 +249,7 @@ def order_of(made: Reading) -> RoundRobinOrder:
 
 
 def take(made: Reading, lengths: tuple[int, ...], most: int) -> list[tuple[int, int, int]]:
-    """Lap, stream and ordinal of the next elements; streams end where they end."""
+    """Lap, stream and ordinal of the next `count` elements."""
     order, found = order_of(made), []
     while len(found) < most and (feed := order.turn()) is not None:
         if feed.next == lengths[feed.stream]:
@@ -302,7 +302,7 @@ class TestTurns:
                 assert known_streams(state)["begins"] == laps[:told]
 
     def test_a_stream_may_begin_before_the_lap_that_comes_next(self) -> None:
-        """All streams have ended but one that begins later; meanwhile another one joins."""
+        """All streams but one have ended, and that one begins later; a new stream joins."""
         laps, lengths = (0, 9, 6), (3, 4, 2)
         whole, made = list_expected(laps, lengths), reading(laps[:2])
         assert take(made, lengths, 3) == whole[:3]

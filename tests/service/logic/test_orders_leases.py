@@ -1,4 +1,4 @@
-"""Readers of a named job, with the dispatcher that leases: the order in which they hand out."""
+"""Readers of a named job, and the dispatcher that leases: in which order elements come."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Member:
         self.world.now += 0.01
 
     def save(self) -> Any:
-        """A state that says what comes next."""
+        """A state that determines the next element."""
         while not self.reading.over and not self.reading.sure():
             self.wait()
         return self.reading.state()
@@ -139,7 +139,7 @@ def lease(reading: Reading, *spans: tuple[int, int, int]) -> None:
 
 
 def answer(reading: Reading, stream: int, count: int, length: int | None = None) -> None:
-    """A worker makes `count` elements of a stream, which were asked for or not."""
+    """A worker makes `count` elements of a stream, whether they were requested or not."""
     for ask in reading.fetcher.asks():
         stop = min(ask.stop, count)
         if ask.feed.stream == stream and ask.at < stop:

@@ -1,4 +1,4 @@
-"""Places: who makes which stream as workers come, go, and cannot be reached."""
+"""Places: which worker makes which stream, as workers join, leave, and cannot be reached."""
 
 import pytest
 
@@ -30,7 +30,7 @@ def test_workers_that_join_add_one() -> None:
 
 
 def hosts(*listed: str, **workers: str) -> World:
-    """Workers by their addresses, where those of `listed` may be; a reader reads a part of each."""
+    """A world with these workers; only the addresses of `listed` may serve, if it is given."""
     world = World(Settings(worker_addresses=listed, worker_timeout=5.0))
     for worker, address in workers.items():
         world.worker(worker, address)
@@ -230,7 +230,7 @@ def test_a_local_stream_does_not_leave_its_host() -> None:
     world.dataset(SINGLE)
     local(world, "a", "here", mode=OFF)
     world.open("b", "1000", job=None, mode=OFF)
-    # By what they have to do, the one over there would be first.
+    # The worker on the other host has less to do, but is not chosen.
     world.ask(LeaveWorker("u"))
     assert world.places("a") == {0: "w", 1: "w"}
     world.ask(LeaveWorker("w"))

@@ -178,7 +178,7 @@ def test_no_more_workers_are_wanted_than_can_divide_a_job(shape, mode, most) -> 
 
 @pytest.mark.parametrize(("busy", "wanted"), [(9.0, 18), (4.0, 2)])
 def test_no_more_workers_are_wanted_while_those_that_are_here_are_idle(busy, wanted) -> None:
-    """The clients wait for something else, such as the network."""
+    """The clients do not wait for workers, but for the network, for example."""
     world = World()
     world.open("a", world.dataset(RANDOM))
     for worker in "uvwxyz":

@@ -1,4 +1,4 @@
-"""What a worker keeps of a stream and how it answers, without making anything."""
+"""What a worker keeps of a stream and how it answers, without computing elements."""
 
 import random
 

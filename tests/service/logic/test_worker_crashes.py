@@ -19,8 +19,8 @@ def test_processes_are_replaced_at_once_until_too_many_were_lost_soon() -> None:
     assert pauses[:7] == [0.0, 0.0, 0.0, 0.5, 1.0, 2.0, 4.0]
     assert pauses[-1] == 30.0
     assert crashes.pause(PLAN, now) == crashes.pause(OTHER, now) == 0.0
-    assert AT_ONCE > MOST_CRASHES  # So that a reader comes to its verdict without pauses.
-    assert AT_ONCE > MOST_ALONE + 1  # So that a worker finds the call without pauses.
+    assert AT_ONCE > MOST_CRASHES  # Without pauses, a reader gives its verdict at once.
+    assert AT_ONCE > MOST_ALONE + 1  # Without pauses, a worker finds the call at once.
 
 
 def test_a_process_that_has_lived_is_replaced_at_once() -> None:

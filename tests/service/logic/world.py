@@ -72,14 +72,14 @@ class World:
         return state
 
     def restart(self) -> None:
-        """The dispatcher dies and comes back from its journal."""
+        """Crashes the dispatcher and restarts it from its journal."""
         self.state = self.replay_journal()
         self.commit((DispatcherStarted(f"d{self.state.starts}"),))
 
     def compact(self) -> None:
         self.journal = [_encode(fact) for fact in snapshot(self.state)]
 
-    # What people say
+    # Requests of workers and clients
 
     def worker(self, name: str, address: str = "", host: str = "h") -> Reply:
         info = WorkerInfo(name, address or f"{name}:1", host)
@@ -130,7 +130,7 @@ class World:
         return self.ask(ClientHeartbeat(client, version, **more))
 
     def lives(self, client: str) -> None:
-        """A client shows that it has heard of what happened until now."""
+        """A client confirms the dispatcher's latest version."""
         self.beat(client, self.beat(client).version)
 
     def lease(self, client: str, want: int = 10, **more: object) -> LeaseReply:
@@ -142,7 +142,7 @@ class World:
         return spans(self.lease(client, want, **more).grants)
 
     def read(self, client: str, want: int = 10) -> list[tuple[int, int, int]]:
-        """Leases and consumes."""
+        """Leases elements for a client, and reports them as consumed."""
         grants = self.lease(client, want).grants
         self.beat(client, consumed=tuple(grant.range for grant in grants))
         return spans(grants)
