@@ -14,7 +14,7 @@ _PATIENCE = 60.0
 
 
 class Cluster:
-    """A dispatcher and workers, which may come and go."""
+    """A dispatcher and workers, which a test may add and stop."""
 
     def __init__(self, workers: int = 1, **config: Any) -> None:
         self.dispatcher = service.DispatchServer(service.DispatcherConfig(**config))
@@ -23,7 +23,7 @@ class Cluster:
         self.workers = [self.join() for _ in range(workers)]
 
     def join(self, **config: Any) -> service.WorkerServer:
-        """One worker more."""
+        """Starts another worker."""
         return service.WorkerServer(
             service.WorkerConfig(self.address, **{"heartbeat_interval_ms": 200, **config})
         )
@@ -44,7 +44,7 @@ class Cluster:
 
 
 class Calls:
-    """A function that counts its calls on workers of this process, and can hold them up."""
+    """A function that counts its calls on workers of this process, and can block them."""
 
     counters: ClassVar[dict[int, int]] = {}
     gates: ClassVar[dict[int, threading.Event]] = {}
@@ -85,7 +85,7 @@ def until(condition: Callable[[], Any]) -> Any:
 
 
 def wait_until_settled(what: Callable[[], Any]) -> Any:
-    """What something is, once it has been the same for a while."""
+    """Waits until `what()` has returned the same value for a while, and returns that."""
     found = [what()]
 
     def same() -> bool:

@@ -27,7 +27,7 @@ def _value(value: Any) -> Any:
 
 
 class Collector:
-    """What has arrived, in bytes and as spans."""
+    """The received data, in bytes and as spans."""
 
     def __init__(self, port: int) -> None:
         self.endpoint = f"http://127.0.0.1:{port}"

@@ -1,7 +1,7 @@
 """Other installations of penstock: copies of the sources, with another version of the protocol.
 
-What a copy says is what a later release might say: every message, every part of one and every fact
-in the journal has a field more, and one operator has a new argument.
+A copy sends what a later release might send: every message, every part of one and every fact
+in the journal has one more field, and one operator has a new argument.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`ray://`: actors of a real Ray with several nodes, which end and come back in mid-epoch."""
+"""`ray://`: actors of a real Ray with several nodes, which end and restart within an epoch."""
 
 import json
 import os
@@ -165,7 +165,7 @@ def test_actors_end_and_nodes_leave_and_join_in_mid_epoch(nodes):
 
 
 def read_shared(path):
-    """Reads its share of a named job, and notes the elements in a file as they come."""
+    """Reads its share of a named job, and writes each element into a file at once."""
     with open(path, "w") as file:
         for x in read(SHARED, job_name="shared"):
             print(int(x), file=file, flush=True)

@@ -13,11 +13,11 @@ from tests.integration.chaos.cluster import Program, free_port
 from tests.integration.chaos.programs import PENSTOCK
 
 FEW = 16
-"""Elements that are asked for at once, so that what breaks in the middle breaks something."""
+"""The most elements requested at once. Few, so that faults come in the middle of the work."""
 
 
 class Stage:
-    """`kept`: the dispatcher has a journal. All that it has started ends with the test."""
+    """The programs of one test, which end with it. `kept`: the dispatcher has a journal."""
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         self._folder, self._stack = folder, stack
@@ -44,7 +44,7 @@ class Stage:
         return self._stack.enter_context(service.WorkerServer(config))
 
     def own_worker(self, port: int | None = None, source: Path | None = None) -> Program:
-        """A worker that can be killed, and comes back on its port."""
+        """A worker that can be killed and restarted on its port."""
         port = port or free_port()
         return self._start_program(PENSTOCK.worker(self.port, port, port), source)
 

@@ -1,4 +1,4 @@
-"""Chaos in short: a service that is killed, frozen and cut off loses nothing and doubles nothing.
+"""A short chaos run: a service that is killed, frozen and cut off loses and repeats no element.
 
 `scripts/chaos` runs many more of these.
 """
@@ -18,7 +18,7 @@ from tests.integration.chaos.schedule import KINDS, Event, schedule
 PACE = 0.005
 
 LATE = 2 * EVERY
-"""Elements for which an event may have to wait: a client that is to come back needs a state."""
+"""Elements for which an event may wait: a client that will be restarted needs a state."""
 
 SCENARIOS = {
     "batches": (Event(20, "worker", 0, 10), Event(50, "cut"), Event(70, "crash"),

@@ -1,4 +1,4 @@
-"""What the tests of clusters wait with."""
+"""The functions with which tests of clusters wait."""
 
 import threading
 

@@ -81,7 +81,7 @@ def numbers_of(status: dict[str, Any]) -> list[dict[str, list[float]]]:
 
 
 class Comparison:
-    """Compares the page with what the dispatcher has said so far, which heartbeats change."""
+    """Compares the page with the latest status of the dispatcher, which heartbeats change."""
 
     def __init__(self, page: Page, target: str) -> None:
         self._page, self._target = page, target

@@ -49,7 +49,7 @@ def test_readers_wait_for_a_full_disk_and_continue(name, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("way", ["continues", "has read everything", "closes"])
 def test_a_reader_settles_what_its_dispatcher_has_lost(way, tmp_path, caplog):
-    """The journal is put back to an earlier moment: what was leased and reported since is gone."""
+    """The journal loses its last facts, with the leases and reports in them."""
     work, copy = tmp_path / "work", tmp_path / "copy"
     with Cluster(1, work_dir=str(work)) as cluster:
         sharing = cluster.distribute(job_name="shared", max_outstanding_requests=1)

@@ -1,4 +1,4 @@
-"""What travels: every kind of element and of dataset, through real sockets, unchanged."""
+"""Every kind of element and of dataset is sent through real sockets and arrives unchanged."""
 
 import collections
 

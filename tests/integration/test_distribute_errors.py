@@ -1,4 +1,4 @@
-"""What goes wrong on the way reaches the user in words, in its place; other elements follow."""
+"""An error on a worker reaches the user in the place of its element; other elements follow."""
 
 import functools
 import itertools
@@ -209,7 +209,7 @@ def test_all_readers_of_a_job_notice_another_structure(cluster):
 
 
 def test_a_structure_that_no_sample_showed_is_an_error(cluster):
-    """No sample passes the filter, so the function is asked about a made-up one."""
+    """No sample passes the filter, so the function is traced with a made-up element."""
     made = Dataset.range(5000).filter(lambda x: x >= 4990)
     keys = made.map(lambda x: {"a": x} if x < 100 else {"b": x})
     with pytest.raises(InvalidArgumentError, match=r"{'b': \*}, but .* is {'a': \*};"):

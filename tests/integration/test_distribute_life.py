@@ -1,4 +1,4 @@
-"""The life of a reader: how it ends, what it leaves behind, and what it may take on its way."""
+"""The life of a reader: how it ends, what it leaves behind, and how much memory it needs."""
 
 import collections
 import concurrent.futures
@@ -27,19 +27,19 @@ def cluster():
 
 
 def census():
-    """What a process could leave behind: its threads, and what it has open."""
+    """What a process could leave behind: its threads, and its open files and sockets."""
     gc.collect()
     names = (thread.name for thread in threading.enumerate())
     # A dispatcher's threads for requests are as many as there were requests at once.
     found = collections.Counter(name for name in names if name != "penstock-control")
     for number in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):  # What lists them is gone by now.
+        with contextlib.suppress(OSError):  # The descriptor of this listing is closed by now.
             found[os.readlink(f"/proc/self/fd/{number}").partition(":")[0]] += 1
     return found
 
 
 def wait_until_gone(before):
-    """Waits until nothing is left that was not there before."""
+    """Waits until all threads and files that are not in `before` are gone."""
     try:
         until(lambda: not census() - before)
     except AssertionError:
@@ -73,7 +73,7 @@ def test_nothing_is_left_of_a_reader(cluster, way, arguments, monkeypatch):
     # A connection to the dispatcher is kept for every call that was made at the same time.
     monkeypatch.setattr(control_connection, "_KEPT", 1)
     made = WAYS[way](Dataset.range(300).map(lambda x: x).apply(cluster.distribute(**arguments)))
-    next(iter(made.take(1)))  # What a process needs once is there from now on.
+    next(iter(made.take(1)))  # From now on the process has everything that it opens only once.
     before = wait_until_settled(census)
     for ending in ENDINGS.values():
         iterator = iter(made)
@@ -101,7 +101,7 @@ def test_closing_does_not_wait_for_a_function(cluster):
     reader = threading.Thread(target=lambda: next(iterator, None))
     reader.start()
     until(lambda: calls.count > before)
-    iterator.close()  # The function still waits: this would not come back.
+    iterator.close()  # The function still waits, so a close that waited for it would block forever.
     reader.join()
     assert not calls.gates[calls.key].is_set()
     calls.open()
@@ -197,7 +197,7 @@ def test_a_slow_reader_does_not_make_workers_grow(cluster, stream):
     iterator = iter(made)
     for number in range(5):
         assert next(iterator)[0] == number
-    # What is made ahead is bounded by bytes: 64 MB, and a little for what is on its way.
+    # Prefetched elements are bounded by 64 MB, and a little for data in sockets.
     wait_until_settled(lambda: (calls.count, "made"))
     assert calls.count < 100
     buffered = [worker["buffered"] for worker in service.status(cluster.target)["workers"]]
@@ -256,7 +256,7 @@ def test_the_collector_may_find_a_reader_while_a_lock_is_held(cluster, lock, job
 
 
 def test_a_function_that_takes_long_shows_while_it_runs(cluster):
-    """Not as a program that is slow, nor as a slow network."""
+    """It counts as neither a slow program nor a slow network."""
     calls = Calls()
     data = Dataset.range(20).filter(lambda x: True).map(calls)
     iterator = iter(data.apply(cluster.distribute()))

@@ -61,7 +61,7 @@ SOURCES = {
 
 
 class Fails:
-    """A function that fails on some numbers, and else returns what it got."""
+    """A function that fails on some numbers, and returns the others unchanged."""
 
     def __init__(self, failing):
         self.failing = failing
@@ -109,7 +109,7 @@ PARTLY = ", which counts the elements of one piece"
 
 
 def is_same(remote, local):
-    """Whether two elements or errors are equal, except for a number that says what it counts."""
+    """Whether two elements or errors are equal, apart from a number with a note on its meaning."""
     if not str(remote).endswith(PARTLY):
         return remote == local
     number = re.compile(r"for element \d+")
@@ -159,7 +159,7 @@ def test_numbers_are_the_same_behind_a_saved_state(cluster, folder, seed):
 
 
 def test_an_operator_between_others_behind_an_interleave_says_what_it_counts(cluster, folder):
-    """The reader knows how many elements were merged and handed out, and not those between."""
+    """The reader counts elements that were merged or handed out, but not those between."""
     data = SOURCES["files in turn"](folder).filter(Predicate(())).map(Fails({22}))
     [error] = [x for x in read(iter(data.apply(cluster.distribute()))) if isinstance(x, str)]
     assert not error.endswith(PARTLY)
@@ -185,7 +185,7 @@ def test_a_state_of_an_older_release_has_no_numbers(cluster, folder):
         return list(map(without_used, part)) if isinstance(part, list) else part
 
     def read_to_an_end():
-        """A state behind the end of a piece; None if all elements came at once."""
+        """A state after the end of a piece; None if all elements came at once."""
         first = iter(remote)
         while read(first, 1) != [42]:
             state = first.state_dict()

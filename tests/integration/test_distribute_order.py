@@ -215,7 +215,7 @@ def test_a_missing_file_is_one_error(cluster, folder, read, ignored, way, monkey
     monkeypatch.setattr(parts, "PART_BYTES", 1000)
     kind = {TextLineDataset: "txt", TFRecordDataset: "plain"}.get(read, "bin")
     files = [*names(folder, kind, [3]), str(folder / "missing"), *names(folder, kind, [2])]
-    # Where the order of the files is drawn, every file is thought to have as many parts.
+    # If the order of the files is random, every file counts as having the same number of parts.
     dataset = read(Dataset.from_tensor_slices(files).shuffle(3, seed=1))
     dataset = dataset.ignore_errors() if ignored else dataset
     job = {"job_name": f"missing, {kind}, {ignored}"} if way == "named" else {}
@@ -228,7 +228,7 @@ def test_a_missing_file_is_one_error(cluster, folder, read, ignored, way, monkey
 
 
 def outcomes(dataset):
-    """All elements; in place of those that fail, the kinds of their errors."""
+    """All elements; a failing one is replaced by the class of its error."""
     found, iterator = [], iter(dataset)
     while True:
         try:

@@ -1,4 +1,4 @@
-"""Saved anywhere, restored anywhere: exactly the rest comes, from any worker."""
+"""A state saved at any element, restored with any workers, gives exactly the rest."""
 
 import collections
 import itertools
@@ -19,7 +19,7 @@ from tests.integration.clusters import Cluster
 
 @pytest.fixture(scope="module")
 def clusters():
-    """Services that know nothing of each other, with one, two and three workers."""
+    """Separate services with one, two and three workers."""
     made = [Cluster(workers) for workers in (1, 2, 3)]
     yield made
     for cluster in made:
@@ -222,7 +222,7 @@ def test_one_reader_of_a_job_dies_and_comes_back(clusters, name, count, tmp_path
     found = numbers(one, 2) + numbers(two, 2)
     found += numbers(one, count) if count else []
     state = json.loads(json.dumps(one.state_dict()))
-    numbers(one, 2)  # It dies with these, and gets them again.
+    numbers(one, 2)  # The reader dies after these elements, and gets them again.
     job = state["at"]["from"]["own"] if "from" in state["at"] else state["at"]["own"]
     assert job["clients"]
     one.close()
@@ -242,7 +242,7 @@ def test_a_job_continues_with_another_number_of_readers(clusters, name, before, 
     for reader in readers:
         reader.close()
     state = json.loads(json.dumps(state))
-    # Everything is new: the service, the readers, and how many of them there are.
+    # The service and the readers are new, and so is the number of readers.
     again = of_a_job(clusters[2], dataset, after)
     for reader in again:
         reader.load_state_dict(state)
@@ -254,7 +254,7 @@ def test_a_job_continues_with_another_number_of_readers(clusters, name, before, 
 @pytest.mark.parametrize("kept", [0, 1])
 def test_a_state_of_any_reader_without_seeds_fits_a_fresh_service(clusters, kept):
     def readers(cluster, name):
-        """As in processes of their own: each has shuffled in another order."""
+        """The datasets differ as in separate processes: each is shuffled in another order."""
         made = [Dataset.range(40).shuffle(40) for _ in range(2)]
         return [iter(one.apply(cluster.distribute(job_name=name))) for one in made]
 
@@ -309,7 +309,7 @@ def test_coordinated_reads_continue_at_the_same_round(clusters, stream):
 
 
 def in_step(iterators, most):
-    """What consumers get together, round by round, each in a thread of its own."""
+    """The batches of all consumers by round; each consumer reads in a thread of its own."""
     columns = [[] for _ in iterators]
 
     def read(iterator, column):

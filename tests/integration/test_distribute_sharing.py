@@ -1,4 +1,4 @@
-"""Several readers, and workers that come and go: who gets what, and what it costs."""
+"""Several readers, and workers that join and leave: which reader gets what, at what cost."""
 
 import contextlib
 import gc
@@ -26,7 +26,7 @@ def cluster():
 
 
 def in_threads(*calls):
-    """What each call gives; all of them run at once."""
+    """The results of calls that all run at the same time."""
     results = [None] * len(calls)
 
     def run(number):
@@ -82,7 +82,7 @@ def test_a_reader_that_stops_early_leaves_the_rest_to_other_readers(
         ring.append(ring)
         del iterator, ring
         gc.collect()
-        until(lambda: not readers_of(cluster, name))  # The collector does not wait for it.
+        until(lambda: not readers_of(cluster, name))  # The collector does not block.
     else:
         exit_of_the_program()
     assert sorted([*got, *map(int, second)]) == list(range(500))
@@ -134,7 +134,7 @@ def test_a_worker_that_joins_later_is_used():
         reader.start()
         stuck = wait_until_settled(lambda: calls.count)
         cluster.workers.append(cluster.join())
-        # The first worker is in a call that does not end; a caller now is another worker.
+        # The first worker is blocked in a call, so another call comes from another worker.
         until(lambda: calls.count > stuck)
         calls.open()
         reader.join()
@@ -154,7 +154,7 @@ PLANS = {"random": lambda d: d, "stream": lambda d: d.filter(lambda x: True), "h
 @pytest.mark.parametrize("how", ["drain", "stop"])
 @pytest.mark.parametrize("job", [False, True])
 def test_a_worker_that_leaves_loses_nothing(plan, how, job):
-    """The thread that reads waits for the worker meanwhile."""
+    """Meanwhile the reading thread waits for the worker."""
     with Cluster(2) as cluster:
         dataset = PLANS[plan](Dataset.range(600))
         expected = [int(x) for x in dataset]
@@ -282,7 +282,7 @@ def test_a_late_trainer_of_a_repeated_job_joins_the_repetition_that_is_read(clus
 
 
 def test_a_reader_that_finds_all_elements_leased_starts_the_next_repetition(cluster):
-    """Of two elements each reader may hold both, while other readers open the same repetition."""
+    """Each reader may lease both elements before the other readers open the same repetition."""
     made = Dataset.range(2).apply
     readers = [iter(made(cluster.distribute(job_name="two elements")).repeat()) for _ in range(4)]
     for turn in range(6):

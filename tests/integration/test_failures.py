@@ -1,4 +1,4 @@
-"""What breaks TensorFlow's data service, row by row: here nothing is lost, nothing comes twice, and
+"""Faults that break TensorFlow's data service. Here no element is lost, none comes twice, and
 every epoch ends.
 
 Readers may have only a few elements outstanding, so that each fault comes in the middle of work.
@@ -294,7 +294,7 @@ def test_what_a_killed_client_had_not_consumed_goes_to_other_clients(stage: Stag
     rest = numbers(Dataset.range(300).apply(stage.distribute(job_name="shared")))
     assert sorted({*taken, *rest}) == list(range(300))
     assert len(set(rest)) == len(rest)
-    # What it had in its hands, and had not reported, comes again; at least the last one.
+    # Elements that the client had read but not reported come again; at least the last one.
     again = [number for number in taken if number in rest]
     assert again
     assert again == taken[-len(again) :]

@@ -1,6 +1,6 @@
 """Isolation: a function that ends its process costs that process, and no elements of other plans.
 
-All tests but the last ones share one worker: that it survives them is what they show.
+All tests but the last ones share one worker, which must survive all of them.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ ENDS: dict[Callable[[], None], str] = {
 
 
 def at(ordinal: int, end: Callable[[], None], once: Path | None = None) -> Callable[[Any], Any]:
-    """A function that ends its process at an element: always, or where a file is not there yet."""
+    """A function that ends its process at an element: always, or until a file exists."""
 
     def call(x: Any) -> Any:
         if x == ordinal and os.getpid() != CLIENT and not (once and once.exists()):
@@ -129,7 +129,7 @@ def test_a_lost_process_is_replaced_and_nothing_is_lost(
 
 
 def test_a_crash_costs_readers_of_one_job_one_element(stage: Stage) -> None:
-    """Also a state that was saved behind the error continues behind it."""
+    """A state that was saved after the error continues after it, too."""
     crashing = streams(Dataset.range(60)).map(at(20, exit_at_once))
     one, two = (iter(crashing.apply(stage.distribute(job_name="crash"))) for _ in range(2))
     found, readers, errors = list[int](), [one, two], 0
@@ -193,7 +193,7 @@ def test_a_plan_that_ends_processes_before_they_begin(stage: Stage) -> None:
 
 
 def test_a_process_that_leaves_another_one_behind(stage: Stage, tmp_path: Path) -> None:
-    """The process that is left has all its sockets, so that they do not end with the first one."""
+    """The remaining process has all sockets too, so they do not end with the first process."""
     left = tmp_path / "left"
 
     def fork_and_exit() -> None:
@@ -281,7 +281,7 @@ def test_a_killed_worker_leaves_no_process(busy: tuple[Program, set[int]]) -> No
 
 
 def test_ctrl_c_is_the_workers_business(busy: tuple[Program, set[int]]) -> None:
-    """A terminal sends it to all processes of a command; the worker drains, and then all end."""
+    """A terminal sends Ctrl-C to all processes of a command; the worker drains, then all end."""
     worker, processes = busy
     for process in processes:
         os.kill(process, signal.SIGINT)

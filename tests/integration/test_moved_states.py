@@ -32,7 +32,7 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
 
 @pytest.fixture
 def successors(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What readers of this process have said: which worker continues."""
+    """The log messages of readers in this process that name the worker that continues."""
     found: list[Any] = []
     fetch = Link.fetch
 
@@ -46,7 +46,7 @@ def successors(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 def numbers(held: int, log: str, kilobytes: int = 256) -> Dataset:
-    """Numbers in a shuffled order, which one worker computes; `log` gets who made which."""
+    """Shuffled numbers that one worker computes; `log` gets each number and its process."""
 
     def make(x: Any) -> Any:
         threading.Event().wait(0.005)
@@ -117,7 +117,7 @@ def test_a_worker_that_is_killed_while_a_state_moves_costs_no_element(
 def test_workers_leave_one_after_the_other(
     stage: Stage, successors: list[Any], tmp_path: Path
 ) -> None:
-    """As in a rollout: the state moves again and again."""
+    """The state moves from worker to worker, as in a rollout."""
     held, log = 40, tmp_path / "made"
     worker = stage.own_worker()
     remote = numbers(held, str(log)).apply(stage.distribute())

@@ -1,4 +1,4 @@
-"""Networks that damage what they carry, or carry nothing: readers continue and report it."""
+"""Networks that damage data, or carry none: readers continue and report it."""
 
 import logging
 import threading

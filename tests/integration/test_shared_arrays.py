@@ -56,8 +56,10 @@ def test_a_worker_without_the_file_says_so(rows, tmp_path, large_from_4_kb):
 
 @pytest.fixture
 def array():
-    """Six parts, in the sense of messages; other values in every process that runs tests, because
-    the holder of an equal array would supply them."""
+    """Six parts, each sent in a message of its own.
+
+    The values differ in every test process: a holder of an equal array would supply them.
+    """
     return np.random.default_rng(os.getpid()).integers(0, 1 << 60, (3072, 1024))
 
 
@@ -78,7 +80,7 @@ def parts(monkeypatch):
 
 @pytest.fixture
 def no_holder(monkeypatch):
-    """The client is not on the machine of the workers."""
+    """Makes the client and the workers seem to be on different machines."""
 
     def fail(*_):
         raise OSError("not on this machine")

@@ -1,4 +1,4 @@
-"""A standby: two dispatchers with one folder, of which one acts."""
+"""A standby: two dispatchers share a folder, and one of them serves."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_the_dispatcher_is_killed(pair: Pair) -> None:
 
 
 def is_stopped(process: int) -> bool:
-    """Whether no thread of a process runs any more: that takes a moment after the signal."""
+    """Whether a stopped process has no running thread: that takes a moment after the signal."""
     states = [path.read_text() for path in Path(f"/proc/{process}/task").glob("*/stat")]
     return all(text.rpartition(")")[2].split()[0] == "T" for text in states)
 
@@ -121,7 +121,7 @@ def test_the_dispatcher_is_stopped_and_wakes_up_again(pair: Pair) -> None:
     waiting = pair.ask_first(GetStatus())
     until(lambda: pair.holders() == ["hold-2"])
     for each, part in zip(shared, parts, strict=True):
-        part += numbers(islice(each, 50))  # The standby has leased them.
+        part += numbers(islice(each, 50))  # The former standby has leased these elements.
     pair.first.signal(signal.SIGCONT)
     assert pair.first.process.wait(60) == 1
     refusal = waiting.result(60)

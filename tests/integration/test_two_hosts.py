@@ -76,7 +76,7 @@ def hosts() -> Iterator[tuple[str, str]]:
 
 @contextmanager
 def start_command(host: str, *arguments: str, token: str) -> Iterator[None]:
-    """A command of penstock on a host, once it says that it runs."""
+    """Runs a command of penstock on a host, from its first line of output on."""
     process = subprocess.Popen(
         ["ip", "netns", "exec", host, sys.executable, "-m", "penstock", *arguments],
         stdout=subprocess.PIPE,
@@ -141,7 +141,7 @@ print("all there")
 
 @pytest.mark.skipif(REASON is not None, reason=str(REASON))
 def test_a_client_and_one_of_two_workers_do_not_reach_each_other() -> None:
-    """All reach the dispatcher, so that only the system of the client notices."""
+    """Every process reaches the dispatcher, so only the client's operating system notices."""
     token, service = uuid.uuid4().hex, "10.77.0.2:5050"
     with ExitStack() as stack:
         here, there = stack.enter_context(hosts())

@@ -44,7 +44,7 @@ def too_late(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def leave(worker: Program) -> None:
-    """Ends a worker as a rollout does: it finishes what it is making."""
+    """Ends a worker as a rollout does: it finishes its current elements."""
     worker.signal(signal.SIGTERM)
     worker.process.wait(60)
 
@@ -148,7 +148,7 @@ def test_two_versions_away_is_refused_by_a_newer_worker(
 def test_a_reader_and_a_worker_that_are_two_versions_apart(
     stage: Stage, later: Path, too_late: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A dispatcher between both talks to both; the connection for data is refused in words."""
+    """A dispatcher of the version between serves both; data connections fail with a clear error."""
     monkeypatch.setattr("penstock.service.protocol.timing.UNREACHABLE", 0.1)
     stage.own_dispatcher(source=later)
     stage.own_worker(source=too_late)

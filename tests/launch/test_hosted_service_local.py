@@ -1,4 +1,4 @@
-"""`local://N`: processes that come with a reader, are replaced when they die, and go with it."""
+"""`local://N`: processes that start and end with a reader, and are replaced when they die."""
 
 import ctypes
 import gc
@@ -136,7 +136,7 @@ def test_a_killed_process_is_replaced_and_nothing_is_lost(tmp_path, workers, str
     made = made.apply(service.distribute("distributed_epoch", f"local://{workers}"))
     assert [int(x) for x in made] == list(range(60))
     assert (tmp_path / "died").exists()
-    if workers == 1:  # Else the other one may have computed everything before the loss was noticed.
+    if workers == 1:  # Two workers may finish before the loss is noticed.
         assert "was killed by signal 9 (killed) and was replaced" in caplog.text
 
 
@@ -245,7 +245,7 @@ print(int(next(iterator)), flush=True)
 
 @pytest.mark.parametrize("end", ["", "input()", "raise SystemExit(1)"])
 def test_no_process_outlives_a_reader(end, tmp_path):
-    """However a program ends: by itself, by an error, or killed."""
+    """A program may end by itself, by an error, or by a signal."""
     script = tmp_path / "script.py"
     script.write_text(SCRIPT.format(end=end))
     with subprocess.Popen(

@@ -65,7 +65,7 @@ SPEED = 1000
 
 
 class Simulation:
-    """The closed loop on a clock of its own: one program, and workers that it is given.
+    """The closed loop on a simulated clock: one program, and the workers that it wants.
 
     The program uses what `load` workers make. It waits if fewer workers are there, or if the
     network carries what fewer of them make. Program and workers report that to a dispatcher, and

@@ -1,4 +1,4 @@
-"""The command line of `scripts/chaos`: runs scenarios, prints what was lost and what came twice."""
+"""The command line of `scripts/chaos`: runs scenarios, prints lost and repeated elements."""
 
 from __future__ import annotations
 

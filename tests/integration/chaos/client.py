@@ -1,4 +1,4 @@
-"""A reader in a process of its own: prints what it gets and saves its state now and then.
+"""A reader in a process of its own: prints its elements and sometimes saves its state.
 
 It reads an element when it gets a byte on its standard input, so the program that counts the
 elements decides when the next one is read, however long the counting takes. Started again with the
@@ -21,7 +21,7 @@ from tests.integration.chaos.plans import PLANS
 EVERY = 10
 
 FEW = 16
-"""Elements that are asked for at once, so that what breaks breaks in the middle of the work."""
+"""The most elements requested at once. Few, so that faults come in the middle of the work."""
 
 
 def main(library: str, name: str, service: str, folder: str, n: str, pace: str, file: str) -> None:
@@ -39,7 +39,7 @@ def main(library: str, name: str, service: str, folder: str, n: str, pace: str, 
     count = states.restore() if states else 0
     print("ready", flush=True)
     while sys.stdin.buffer.read(1) and (element := next(iterator, None)) is not None:
-        time.sleep(float(pace))  # The work of a trainer.
+        time.sleep(float(pace))  # This stands for the work of a trainer.
         count += 1
         print(json.dumps(_numbers(element)), flush=True)
         if states and count % EVERY == 0:
@@ -48,7 +48,7 @@ def main(library: str, name: str, service: str, folder: str, n: str, pace: str, 
 
 
 class States:
-    """The state of an iterator in a file, always one or the other, whenever it is killed."""
+    """Saves the state of an iterator in a file; a kill leaves the old state or the new one."""
 
     def __init__(self, iterator: Any, path: Path) -> None:
         self._iterator, self._path = iterator, path
@@ -70,7 +70,7 @@ class States:
 
 
 def _transfer(library: str) -> str | None:
-    """TCP, which the proxies understand."""
+    """Makes connections use TCP, which the proxies understand."""
     return "tcp" if library == "penstock" else None
 
 

@@ -1,6 +1,6 @@
 """A service of real processes: a dispatcher with a journal, workers behind proxies, and readers.
 
-Every process has a fixed port and comes back on it. Leaving the `with` block ends all of them.
+Every process has a fixed port, also after a restart. Leaving the `with` block ends all of them.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Program:
         if "-m" in self._command and self._command[0] == sys.executable:
             quiet["PYTHONPATH"] = paths
         with self._log.open("ab") as log:
-            # Without a buffer: nothing behind the first line may be read along with it.
+            # Without a buffer: reading the first line must not take bytes of the next one.
             self._process = subprocess.Popen(
                 self._command,
                 bufsize=0,
@@ -74,7 +74,7 @@ class Program:
         return self._process
 
     def kill(self) -> bytes:
-        """Ends it as nothing else can, and gives what it still had to say."""
+        """Kills it with SIGKILL, and returns its remaining output."""
         if self._process is None:
             return b""
         process, self._process = self._process, None
@@ -118,14 +118,14 @@ class Reader(Program):
         self._counted = 1
 
     def allow(self) -> None:
-        """Lets it read as many elements as were counted: it never is further than one ahead."""
+        """Lets it read one more element for each that was counted, so it is at most one ahead."""
         if self._process is not None and self._counted:
             with contextlib.suppress(BrokenPipeError):  # It has ended.
                 self.process.stdin.write(b"x" * self._counted)  # type: ignore[union-attr]
             self._counted = 0
 
     def read(self) -> bool:
-        """Takes what is there; False once it has ended."""
+        """Takes the output that is there; returns False once the client has ended."""
         piece = os.read(self.process.stdout.fileno(), 1 << 16)  # type: ignore[union-attr]
         self._take(piece)
         return bool(piece)
@@ -140,7 +140,7 @@ class Reader(Program):
                 self._counted += 1
 
     def kill_and_forget(self) -> None:
-        """Kills it; what it read after its last saved state counts for nothing."""
+        """Kills it; elements that it read after its last saved state do not count."""
         self._take(self.kill())
         self._rest = b""
         del self.elements[self.saved :]
@@ -170,7 +170,7 @@ class Cluster:
         self.workers: list[Program] = []
         self.proxies: list[Proxy] = []
         self.ports = [self.port]
-        """Where the dispatcher and the workers themselves listen."""
+        """The ports of the dispatcher and of the workers behind their proxies."""
         for number in range(workers):
             port = free_port()
             self.ports.append(port)
@@ -217,7 +217,7 @@ class Cluster:
         return self.readers
 
     def ready(self, timeout: float) -> list[Reader]:
-        """The readers that have said something, or have ended."""
+        """The readers that have sent output, or have ended."""
         with selectors.DefaultSelector() as selector:
             for reader in self.readers:
                 if reader._process is not None and not reader.ended:

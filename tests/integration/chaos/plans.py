@@ -1,6 +1,6 @@
-"""The datasets that are read while things break, in words that TensorFlow understands as well.
+"""The datasets that are read during faults, written so that TensorFlow runs them, too.
 
-Every value is a number, so that what is lost or doubled can be named.
+Every value is a number, so that lost and repeated elements can be named.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ class Plan:
 
 
 def fragile(tf: Any, folder: Path) -> Callable[[Any], Any]:
-    """The same number, or the end of the process, if that is not the reader's."""
+    """Returns its number; or ends the process, if the file exists and it is not the reader's."""
     reader, crash = os.getpid(), str(folder / CRASH)
 
     def call(x: Any) -> Any:
         if os.getpid() != reader:
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(crash)  # One call alone gets here.
+                os.unlink(crash)  # Only one call deletes the file.
                 os.kill(os.getpid(), signal.SIGSEGV)
         return x
 
@@ -69,7 +69,7 @@ def shuffle_range(tf: Any, folder: Path, n: int) -> Any:
 
 
 def shuffle_without_seed(tf: Any, folder: Path, n: int) -> Any:
-    """Each process has seeds of its own, and all read what the first one has shuffled."""
+    """Each process draws its own seeds, but all of them read in the order of the first one."""
     return tf.data.Dataset.range(n).shuffle(n).map(fragile(tf, folder)).map(lambda x: x * 3)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 WORKER_TIMEOUT = 2.0
-"""Seconds after which a silent worker is given up."""
+"""Seconds after which a silent worker counts as lost."""
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,5 @@
-"""A relay between clients and a worker's data port: it can be cut in the middle of a frame, hold
-everything back without a word, and flip bits.
+"""A relay between clients and a worker's data port: it can cut a frame in the middle, hold
+all bytes back, and flip bits.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ class Proxy:
         self.answered = 0
         """How many bytes the clients were sent."""
         self.flipped = 0
-        """How many bits are not what they were."""
+        """How many bits it has flipped."""
         self._listener = socket.create_server(("localhost", 0))
         self.port: int = self._listener.getsockname()[1]
         threading.Thread(target=self._accept, daemon=True).start()
 
     def cut(self) -> int:
-        """Breaks all connections; says how many."""
+        """Breaks all connections; returns how many."""
         with self._lock:
             pairs, self._pairs = self._pairs, set()
         for ends in pairs:
@@ -52,7 +52,7 @@ class Proxy:
         self._flows.set()
 
     def damage(self, every: int) -> None:
-        """Flips a bit now and then: in pieces of about `every` bytes, one each; 0: no more."""
+        """Flips one bit in about `every` bytes; 0: in none."""
         self._every = every
 
     def close(self) -> None:

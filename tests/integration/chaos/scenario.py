@@ -1,6 +1,6 @@
-"""One run: readers read, events happen as they come along, and at the end all is counted.
+"""One run: events happen while readers read, and at the end all elements are counted.
 
-A fault is mended after so many elements, or when no reader can continue without it.
+A fault is mended after a number of elements, or when no reader can continue before that.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.integration.chaos.schedule import Event
 from tests.integration.chaos.strangers import Strangers
 
 IDLE = 1.0
-"""Seconds without an element after which what is broken is mended."""
+"""Seconds without an element after which a fault is mended."""
 
 DAMAGED = 5_000
 """One bit flips in about so many bytes."""
@@ -35,12 +35,12 @@ ASLEEP = Settings.lease_seconds + 4.0
 """The least number of seconds that a client is stopped."""
 
 UNREPORTED = 16
-"""Numbers that a client may have handed out and not reported when it is taken for dead."""
+"""Elements that a client may have handed out and not reported when it counts as dead."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the readers got, against what there was."""
+    """What the readers got, compared with the data."""
 
     expected: int
     lost: int
@@ -50,16 +50,16 @@ class Outcome:
     in_order: bool
     happened: int
     missing: tuple[int, ...]
-    """Some of what was lost."""
+    """Some of the lost elements."""
     problem: str = ""
     late: int = 0
     """How many elements too late an event happened, at most."""
     slept: int = 0
-    """How many clients slept for so long that other clients got what they had not reported."""
+    """How many clients were stopped so long that other clients got their unreported elements."""
 
     @property
     def once(self) -> bool:
-        """Whether nothing was lost, and nothing came twice that was reported."""
+        """Whether no element was lost, and no reported element came twice."""
         return not self.lost and self.duplicated <= self.slept * UNREPORTED
 
     @property
@@ -69,13 +69,13 @@ class Outcome:
 
 @dataclass
 class Mending:
-    """How a broken thing is made whole: at element `at`, not before time `earliest`."""
+    """How a fault is mended: at element `at`, not before time `earliest`."""
 
     at: int
     earliest: float
     mend: Callable[[], None]
     broken: Callable[[], bool] = lambda: True
-    """Whether it has broken yet: a crash waits for a function that is called."""
+    """Whether the fault has begun: a crash waits for a call of the function."""
 
 
 class Scenario:
@@ -105,7 +105,7 @@ class Scenario:
             return self._outcome(time.monotonic() - started, problem)
 
     def _watch(self) -> str:
-        """Until all readers have ended; says what went wrong."""
+        """Runs until all readers have ended; returns what went wrong."""
         readers, moved = self._cluster.readers, time.monotonic()
         self._allow()
         while not all(reader.ended for reader in readers):
@@ -123,7 +123,7 @@ class Scenario:
         return "a crash that was due did not happen" if self._crash.exists() else ""
 
     def _allow(self) -> None:
-        """Readers continue, unless a fault has lasted long enough but must stay."""
+        """Lets readers continue, unless a fault has lasted long enough but cannot be mended yet."""
         now = time.monotonic()
         if any(self._read >= each.at and now < each.earliest for each in self._mendings):
             return
@@ -136,7 +136,7 @@ class Scenario:
         return self._cluster.data / CRASH
 
     def _happen(self, idle: float) -> None:
-        """What is due now; one thing at a time is broken."""
+        """Starts and mends the faults that are due; one fault at a time."""
         now = time.monotonic()
         for mending in list(self._mendings):
             over = self._read >= mending.at or idle > IDLE
@@ -147,7 +147,7 @@ class Scenario:
             self._break(self._events.pop(0))
 
     def _due(self, event: Event) -> bool:
-        """A client that is to come back needs a state of something that it has read."""
+        """A client that will be restarted needs a state with elements that it has read."""
         if self._read < event.at:
             return False
         reader = self._reader(event.which)

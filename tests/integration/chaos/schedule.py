@@ -1,4 +1,4 @@
-"""What breaks, and when: a list of events that follows from a seed.
+"""Which fault happens when: a list of events that a seed determines.
 
 Time is counted in elements that readers got, so that a schedule means the same on any machine.
 """
@@ -17,13 +17,13 @@ KINDS = (
 than its timeout; all data connections cut; kill -9 of a client, which continues from its state;
 SIGSTOP of a client for longer than its lease; crowds without the token on all ports, while all
 data connections are cut; a function that kills the process it runs in; a dispatcher that may not
-write to its disk; no data passes between clients and one worker, whom the dispatcher hears; bits
-flip on the way."""
+write to its disk; no data passes between clients and a worker that the dispatcher reaches; bits
+of messages are flipped."""
 
 
 @dataclass(frozen=True)
 class Event:
-    """At element `at` something breaks, for `length` elements; `which` worker or client."""
+    """A fault that begins at element `at`, for `length` elements; `which` worker or client."""
 
     at: int
     kind: str
@@ -32,7 +32,7 @@ class Event:
 
 
 def schedule(seed: int, elements: int, count: int, kinds: Sequence[str] = KINDS) -> list[Event]:
-    """So many events in the course of so many elements; one is over before the next begins."""
+    """A number of events among a number of elements; one is over before the next begins."""
     dice = random.Random(seed)
     space = elements // (count + 1)
     return [

@@ -21,7 +21,7 @@ SAYINGS = (
 
 
 class Strangers:
-    """They connect, say something that leads nowhere, and stay until they are sent away."""
+    """Connects, sends bytes that prove nothing, and stays until the server closes."""
 
     def __init__(self, ports: Iterable[int]) -> None:
         self._crowd: list[socket.socket] = []
