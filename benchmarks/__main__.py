@@ -48,7 +48,7 @@ WITH_THIS_PYTHON = (*PROGRAMS, "scaling")
 
 
 def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
-    """What the user asked for; nonsense ends the program with a usage message."""
+    """The parsed command line; wrong arguments end the program with a usage message."""
     parser = argparse.ArgumentParser(
         prog="scripts/bench",
         description="Measures penstock beside tf.data, tf.distribute, tf.data service, Grain, "
@@ -117,7 +117,7 @@ def _refuse_nonsense(parser: argparse.ArgumentParser, chosen: argparse.Namespace
 
 
 def missing_peers(wanted: set[str]) -> dict[str, str]:
-    """Installs what is needed; answers why each absent peer is absent."""
+    """Installs the environments; returns the reason for each peer that is missing."""
     environments = dict.fromkeys(PEERS[name].environment for name in PEERS if name in wanted)
     problems = {environment: install(environment) for environment in environments}
     missing = {}
@@ -129,7 +129,7 @@ def missing_peers(wanted: set[str]) -> dict[str, str]:
 
 
 def compare(suite: Suite, chosen: argparse.Namespace) -> bool:
-    """Runs the workloads, prints each as it is done; answers whether penstock owes nothing."""
+    """Runs the workloads and prints each; returns whether penstock reaches all ratios."""
     rounds = chosen.rounds or (2 if chosen.quick else 5)
     peers = {*chosen.peers, SUBJECT, TRUTH} if chosen.peers else set(suite.peers)
     measured: list[tuple[Workload, list[Result]]] = []
@@ -200,7 +200,7 @@ def main() -> int:
 
 
 def carry_out(name: str, chosen: argparse.Namespace) -> bool:
-    """One command; answers whether all is well."""
+    """Runs one command; returns whether it succeeded."""
     if name not in SUITES:
         return probe(name, chosen)
     suite = SUITES[name]

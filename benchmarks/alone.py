@@ -1,6 +1,6 @@
 """The measurements of penstock alone: resume, memory, import, figures of the service.
 
-Each answers a table for the reader, and whether all in it is well.
+Each returns a table, and whether all its figures are good enough.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ LOCAL_LIMIT_S = 1.5
 PAUSE_LIMIT_S = 1.0
 SHARING_LIMIT = 1.2
 BEATS_PER_SECOND = 2
-"""What a client asks of a dispatcher at the least; workers ask half as often."""
+"""The fewest requests of a client per second; workers send half as many."""
 LEASES_PER_SECOND = 8
-"""What a busy reader of a named job asks for besides, at the most."""
+"""The most requests for leases that a busy reader of a named job sends in addition."""
 
 
 class ProbeError(Exception):

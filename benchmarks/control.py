@@ -1,4 +1,4 @@
-"""`scripts/bench control`: what a dispatcher costs that serves many readers and many workers.
+"""`scripts/bench control`: the cost of a dispatcher that serves many readers and many workers.
 
 The dispatcher is a process of its own with a journal on disk; its CPU time is that of the process.
 The clients are light (`light_clients.py`), in a few processes.
@@ -21,7 +21,7 @@ from benchmarks.environments import ROOT
 from benchmarks.processes import child
 
 CORES = 1.0
-"""A dispatcher may use so many for 1,000 readers of one job and 1,000 workers."""
+"""The most cores that a dispatcher may use for 1,000 readers of one job and 1,000 workers."""
 PROGRESS = 0.97
 """The least part of the elements that users would consume without waiting."""
 
@@ -71,7 +71,7 @@ class Fleet:
 
 
 class DispatcherProcess:
-    """What the system says about the process of the dispatcher (on Linux)."""
+    """The operating system's figures on the dispatcher's process (on Linux)."""
 
     def __init__(self, process: int) -> None:
         self._folder = Path(f"/proc/{process}")
@@ -155,7 +155,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(chosen: argparse.Namespace) -> bool:
-    """Measures and prints; answers whether the dispatcher keeps up at no more than one core."""
+    """Measures and prints; returns whether the dispatcher keeps up with at most one core."""
     print(f"{chosen.readers} readers, {chosen.workers} workers, {chosen.rate:g} elements/s each")
     found = measure(chosen)
     print(table(chosen, found))

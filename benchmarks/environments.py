@@ -74,7 +74,7 @@ PEERS = {
 
 
 def install(environment: Environment) -> str | None:
-    """Makes the environment complete; answers why it could not, or None."""
+    """Completes the environment; returns the reason if that failed, or None."""
     wanted = environment.describe_requirements()
     if environment.stamp.exists() and environment.stamp.read_text() == wanted:
         return None
@@ -93,9 +93,9 @@ def install(environment: Environment) -> str | None:
 
 
 def child_variables() -> dict[str, str]:
-    """The launcher's environment variables, with the peers' chatter turned down.
+    """The launcher's environment variables, and variables that make the peers print less.
 
-    Compiled modules are kept, as they are for anybody who has installed a package.
+    Compiled modules are kept, as after every installation of a package.
     """
     quiet = {"TF_CPP_MIN_LOG_LEVEL": "2", "PYTHONUNBUFFERED": "1", "PYTHONDONTWRITEBYTECODE": ""}
     return os.environ | quiet

@@ -231,7 +231,7 @@ class Task:
     owed: dict[str, float]
     unit: str = f"rows per second of CPU time, batches of {BATCH}"
     least: float = 0
-    """The rate that penstock owes, whatever others do."""
+    """The rate that penstock owes, independent of other libraries."""
 
 
 TASKS = {
@@ -310,7 +310,7 @@ TASKS = {
 
 def measure(way: Way, path: str, rows: int) -> float:
     """Rows per second of CPU time."""
-    gc.collect()  # Else penstock could find decoded blocks of the last round.
+    gc.collect()  # Otherwise penstock could find decoded blocks of the last round.
     started = process_time()
     found = sum(way(path))
     assert found == rows, f"{found} rows of {rows}"

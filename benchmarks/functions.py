@@ -2,7 +2,7 @@
 
 Every way runs in a process of its own, in turns. With `--here` all run with this interpreter, which
 needs no network. A way whose library is missing, or that has no way of its own, is left out, and
-said so.
+reported as missing.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ def environment_of(way: str) -> Environment:
 
 
 class Measurements:
-    """Measures ways, each in its own process; remembers what could not be measured, and why."""
+    """Measures ways, each in its own process; notes the ways that failed, and the reasons."""
 
     def __init__(self, here: bool) -> None:
         self.here = here
         self.missing: dict[str, str] = {}
 
     def rates(self, name: str, way: str, count: int, cores: int) -> Rates | None:
-        """What `functions_ways` prints; None if it cannot be measured: `missing` says why."""
+        """The output of `functions_ways`; None if it failed: `missing` has the reason."""
         if way in self.missing:
             return None
         python = sys.executable

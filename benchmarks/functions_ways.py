@@ -51,7 +51,7 @@ class BarePool:
 
 
 class BareLoops:
-    """A process on each core that calls the function and sends nothing: no way can do more."""
+    """A process on each core that only calls the function and sends nothing: the upper limit."""
 
     def __init__(self, work: Work, items: Any) -> None:
         self.work, self.items = work, items
@@ -219,7 +219,7 @@ WAYS: dict[str, Callable[[Work, Any], Iterable[Any]]] = {
 
 
 def processor_seconds() -> float:
-    """The processor time of this process and its descendants, those that have ended included."""
+    """The processor time of this process and of all its descendants, also of ended ones."""
     ticks: dict[int, int] = {}
     children: dict[int, list[int]] = {}
     for name in filter(str.isdigit, os.listdir("/proc")):

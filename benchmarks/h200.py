@@ -50,7 +50,7 @@ def distribute_batches(strategy: Any, data: tuple[np.ndarray, np.ndarray]) -> An
 
 
 def rate(batches: Iterable[Any], wait: Callable[[Any], None], seconds: float) -> float:
-    """Gigabytes per second, over so many seconds, once everything is under way."""
+    """Gigabytes per second over so many seconds, after a warm-up."""
     source = iter(batches)
     wait(list(islice(source, 10)))
     count, started = 0, time.perf_counter()
@@ -62,9 +62,9 @@ def rate(batches: Iterable[Any], wait: Callable[[Any], None], seconds: float) ->
 
 
 def waiting(step: Callable[[Any], Any], wait: Callable[[Any], None], batches: Iterator[Any]) -> str:
-    """What a step takes with one batch again and again, and with new ones.
+    """The seconds of a step that always has the same batch, and of one with new batches.
 
-    By turns, as a GPU that gets warmer gets slower.
+    Both are measured in turns, because a GPU that gets warmer gets slower.
     """
     batch = next(batches)
     wait(step(batch))
@@ -146,7 +146,7 @@ def make_torch_step(device: Any) -> Callable[..., Any]:
 
 
 def _repeats(run: Callable[[Any, int], None], batch: Any, seconds: float) -> int:
-    """How many times something is done for a step to take so long."""
+    """How many products of matrices a step needs to take so long."""
     run(batch, 20)
     return max(1, round(seconds / (_time_call(lambda: run(batch, 20)) / 20)))
 
@@ -228,7 +228,7 @@ def jax_rows(data: tuple[np.ndarray, np.ndarray], seconds: float) -> Iterator[st
 
     @partial(jax.jit, static_argnums=2)
     def step(weights: Any, batch: Any, repeats: int) -> Any:
-        # Unrolled: JAX's callers would wait for a loop whose length the program learns on its way.
+        # Unrolled: with a loop of unknown length, the call would block until the step has ended.
         result = (weights + batch[0].astype(jnp.float32).mean() + batch[1].sum()).astype(kind)
         for _ in range(repeats):
             result = result @ weights

@@ -32,7 +32,7 @@ OWED = 0.85
 
 
 def rate(iterator: Iterator[Any], seconds: float) -> float:
-    """Elements per second, once everything is under way."""
+    """Elements per second, after a warm-up."""
     for _ in islice(iterator, 512):
         pass
     count, started = 0, time.perf_counter()
@@ -43,14 +43,14 @@ def rate(iterator: Iterator[Any], seconds: float) -> float:
 
 
 def bare(processes: int, seconds: float) -> float:
-    """What so many processes do without any service."""
+    """Elements per second of so many processes without any service."""
     with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
         list(pool.map(alone, [0.5] * processes))  # By then, all of them have started.
         return sum(pool.map(alone, [seconds] * processes))
 
 
 def alone(seconds: float) -> float:
-    """What one process does."""
+    """The work of one process."""
     count, started = 0, time.perf_counter()
     while (elapsed := time.perf_counter() - started) < seconds:
         busy(count)

@@ -114,7 +114,7 @@ def start_command(*words: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def measure(case: Case, element_bytes: int, seconds: float, number: int, staying: int = 1) -> Gaps:
-    """One round."""
+    """Runs one round, and returns its times."""
     dataset = make_dataset(case, element_bytes, seconds)
     expected = [int(x) for x in make_dataset(case, element_bytes, 0.0).take(2 * BEFORE + AFTER)]
     with service.DispatchServer() as dispatcher:

@@ -44,7 +44,7 @@ from penstock.service.protocol.messages import (
 
 DATASET = "numbers"
 DYNAMIC = 1
-"""The mode of a job whose readers share its elements."""
+"""The sharding mode of a job whose readers share its elements."""
 STEP = 0.1
 """Seconds between two steps of a user; each consumes the elements of that time."""
 
@@ -190,7 +190,7 @@ def _never(*_: Any) -> Any:
 
 
 class LightWorker:
-    """A worker that registers and sends heartbeats; it stands for `Tasks` as well."""
+    """A worker that registers and sends heartbeats; it also replaces `Tasks`."""
 
     restarts = 0
     sent = SentTotals()

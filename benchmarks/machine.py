@@ -1,4 +1,4 @@
-"""The machine that is measured on: what it is, and how much of it went to other work meanwhile."""
+"""The machine of a measurement: its parts, and how much time it spent on other work."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def description() -> str:
 class OtherWork:
     """Counts, from its making on, the processor time that went neither to us nor to idleness.
 
-    Ask once the children have ended: only then does the system add their time to ours.
+    Read it after the children have ended: only then the system adds their time to ours.
     """
 
     def __init__(self) -> None:

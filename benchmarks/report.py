@@ -1,4 +1,4 @@
-"""Puts results into words: tables for the terminal and sections of `docs/benchmarks.md`.
+"""Formats results: tables for the terminal and sections of `docs/benchmarks.md`.
 
 A section is found by its heading and replaced whole; the other sections stay as they are.
 """
@@ -30,7 +30,7 @@ Row = tuple[str, ...]
 
 
 def headings(unit: str) -> Row:
-    """What stands above `rows`."""
+    """The titles of the columns of `rows`."""
     times = (f"ns/{unit}", "spread", "first pass", f"{unit}s/s")
     return ("peer", *times, "penstock is", "at least", "verdict", "notes")
 
@@ -146,7 +146,7 @@ def circumstances(others: OtherWork, versions: Mapping[str, Mapping[str, str]]) 
 
 
 def write_section(heading: str, body: str, page: Path = PAGE) -> None:
-    """Puts `body` under `## heading`, in place of what stood there."""
+    """Replaces the text under `## heading` by `body`."""
     text = page.read_text() if page.exists() else OPENING
     section = f"## {heading}\n\n{body.strip()}\n"
     found = re.search(rf"^## {re.escape(heading)}\n.*?(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)

@@ -1,7 +1,7 @@
 """Conducts the measurements: peers as child processes, one of them working at any moment.
 
 In each round every peer runs the workload once, and each round starts with another peer, so that
-whatever else the machine does falls on all of them alike.
+other work of the machine slows all of them alike.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ PATIENCE = 600.0
 
 
 class PeerError(Exception):
-    """A peer gave no usable answer; the text says why."""
+    """A peer gave no usable answer, for the reason in the text."""
 
 
 class PeerMissingError(PeerError):
-    """The peer could not be installed, which is nobody's failure."""
+    """The peer could not be installed, which does not count as a failure."""
 
 
 class Voice:
@@ -81,7 +81,7 @@ class Voice:
 
 
 class Choir:
-    """The peers that can be had; each is started when first asked, and again if it died."""
+    """The installed peers; each is started at its first request, and again after a crash."""
 
     def __init__(self, missing: Mapping[str, str]) -> None:
         self.missing = missing
@@ -174,7 +174,7 @@ def _time(choir: Choir, workload: Workload, result: Result, seconds: float) -> f
 def _ask(
     choir: Choir, workload: Workload, result: Result, verb: str, rest: str = ""
 ) -> dict[str, Any] | None:
-    """The rival's answer, or None; once something went wrong it is not asked again."""
+    """The rival's answer, or None; after its first failure the rival gets no requests."""
     program = result.rival.program(workload.name)
     if result.problem:
         return None

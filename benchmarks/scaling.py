@@ -26,14 +26,14 @@ ELEMENT_SECONDS = 0.2
 LOADS = (1.6, 4.8, 1.6)
 MOST = 8
 WAIT = 0.02
-"""The program may wait for so large a part of the time, once the workers had time to follow."""
+"""The largest part of the time that the program may wait, after the workers were adapted."""
 WORKER_SECONDS = 1.15
 """All phases together may take so many times the worker-seconds of the best fixed numbers."""
 
 
 @dataclass
 class Phase:
-    """What was seen during one load; times are seconds since the phase began."""
+    """The record of one load; times are seconds since the phase began."""
 
     load: float
     seconds: float
@@ -94,7 +94,7 @@ def start_ray() -> Iterator[None]:
 
 @contextmanager
 def start_service(workers: str, on_ray: bool) -> Iterator[tuple[str, Callable[[], int]]]:
-    """A service with so many workers: what to read from, and what counts the workers."""
+    """A service with so many workers: its address, and a function that counts the workers."""
     import penstock
     from penstock.data.experimental import service
     from penstock.launch import hosted_service
@@ -114,7 +114,7 @@ def start_service(workers: str, on_ray: bool) -> Iterator[tuple[str, Callable[[]
 
 @contextmanager
 def read_from(workers: str, on_ray: bool) -> Iterator[tuple[Callable[[], Any], Callable[[], int]]]:
-    """Begins to read; returns what takes the next element, and what counts the workers."""
+    """Begins to read; returns a function for the next element, and one that counts the workers."""
     from penstock.data import Dataset
     from penstock.data.experimental import service
 
@@ -216,7 +216,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(chosen: argparse.Namespace) -> bool:
-    """Measures and prints; answers whether the workers follow the load as they should."""
+    """Measures and prints; returns whether the workers follow the load well enough."""
     with start_ray() if chosen.ray else nullcontext():
         return measure(chosen)
 

@@ -1,1 +1,1 @@
-"""Tests: one file for each file of src/penstock, and the conformance to TensorFlow's answers."""
+"""Tests: a file for each file of src/penstock, and comparisons with TensorFlow's answers."""

@@ -1,4 +1,4 @@
-"""What all tests share: eight CPU devices for JAX, a token, the settings of hypothesis.
+"""Settings of all tests: eight CPU devices for JAX, a token, the profiles of hypothesis.
 
 No profile has a deadline: a slow machine must not fail a test. On a build server (CI is set) the
 examples are the same every time; elsewhere each run tries new ones, and a failure prints how to
@@ -41,7 +41,7 @@ os.makedirs(os.environ["TMPDIR"], exist_ok=True)
 tempfile.tempdir = None
 
 # A shell starts background jobs with SIGINT ignored, and child processes inherit that. Tests that
-# interrupt a child would wait for its end forever.
+# interrupt a child would wait without end.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -1,4 +1,4 @@
-"""The benchmarks' own machinery: the same work on both sides, and verdicts that can fail."""
+"""The code of the benchmarks: both sides do the same work, and verdicts can fail."""
 
 import itertools
 import json

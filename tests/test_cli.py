@@ -1,4 +1,4 @@
-"""The command line: help that can be followed, servers that end as they are asked to."""
+"""The command line: the help has commands that run, and servers end after a signal."""
 
 import json
 import logging
@@ -223,9 +223,9 @@ def test_a_worker_finishes_what_it_has_begun(
 def test_a_worker_that_leaves_costs_no_element_twice(
     dispatcher: service.DispatchServer, tmp_path: Path
 ) -> None:
-    """What the worker has begun it finishes, and the rest is made by another one.
+    """The worker finishes the elements that it has begun, and another worker makes the rest.
 
-    So a reader waits for one element at most: no element is made again.
+    So a reader waits for at most one element, and no element is made twice.
     """
     calls = str(tmp_path / "calls")
 
@@ -258,7 +258,7 @@ def test_a_worker_that_leaves_hands_back_what_it_has_not_begun(
     monkeypatch: pytest.MonkeyPatch,
     is_killed: bool,
 ) -> None:
-    """Others make it while the leaving worker finishes its element, or is killed with it."""
+    """Other workers make the rest while the leaving worker finishes its element or is killed."""
     count, folder = 24, str(tmp_path)
 
     def make(x: Any) -> Any:
@@ -293,7 +293,7 @@ def test_a_worker_that_leaves_hands_back_what_it_has_not_begun(
         worker.send_signal(signal.SIGTERM)
         for x in set(range(count)) - {last}:
             (tmp_path / f"go-{x}").touch()
-        # All but its element is made by the other worker, and the dispatcher has removed it.
+        # The other worker has made the rest, and the dispatcher has removed the first worker.
         until(lambda: len(list_made("leaves") + list_made("stays")) == count and lists[-1] == 1)
         assert worker.poll() is None
         assert list_made("leaves") == [last]
@@ -329,7 +329,7 @@ def large(x: Any) -> Any:
 def test_a_stream_of_a_worker_that_leaves_is_continued_where_it_was(
     dispatcher: service.DispatchServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, derive: Any
 ) -> None:
-    """Though it has no random access: no element is made again."""
+    """The plan has no random access, but still no element is made twice."""
     begun, go, calls = pipe(tmp_path / "begun"), pipe(tmp_path / "go"), tmp_path / "calls"
     count, log = 24, str(calls)
     numbers = derive(Dataset.range(count))
@@ -372,7 +372,7 @@ def test_a_stream_of_a_worker_that_leaves_is_continued_where_it_was(
 def test_a_stream_of_a_worker_that_leaves_comes_before_later_streams(
     dispatcher: service.DispatchServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another worker has begun a later one, and finishes only the element of it that it makes."""
+    """Another worker has begun a later part, and finishes only its current element of that."""
     folder, length = str(tmp_path), 12
 
     def make(x: Any) -> Any:
@@ -444,7 +444,7 @@ def test_a_second_signal_stops_a_worker_at_once(
             assert line_of(worker) == "penstock worker leaves; once more to stop it at once\n"
             worker.send_signal(signal.SIGTERM)
             assert worker.wait() == 128 + signal.SIGTERM
-        # What it had begun, another one makes again.
+        # Another worker makes the element again that the first one had begun.
         with in_process(dispatcher), open(begun), open(never, "w"):
             assert result.result() == 0
         assert list(iterator) == []

@@ -197,7 +197,7 @@ def test_words_that_yaml_would_read_as_other_values_stay_words(
 def test_the_commands_of_the_manifests_start_a_service(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Here, every name of the cluster is localhost."""
+    """Makes every name of the cluster resolve to localhost."""
     text = render_output(capsys, "kubernetes", "--image", "train", "--drain-timeout", "5")
     certificates = str(tmp_path / "certs")
     assert main(["certs", certificates]) == 0

@@ -1,4 +1,4 @@
-"""`penstock doctor`: what it finds on this machine and on the way to a service."""
+"""`penstock doctor`: what it finds on this machine and in the connection to a service."""
 
 import datetime
 import importlib.util

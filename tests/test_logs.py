@@ -1,4 +1,4 @@
-"""What servers log: events with their places, quiet about the ordinary, and nothing secret."""
+"""What servers log: events with their addresses, no routine messages, and no secrets."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_servers_log_their_events_and_no_secret(
     assert DATA not in worker_log + dispatcher_log
     entries = [json.loads(line) for line in without_strangers(dispatcher_log)]
     events = [entry["event"] for entry in entries if entry["level"] == "info"]
-    # The last heartbeat of the worker, with its failures, may come or not.
+    # The last heartbeat of the worker, with its failures, may be lost.
     assert [event for event in events if event != "failed"] == EVENTS
     seen = [json.loads(line) for line in without_strangers(worker_log)]
     found = [entry.get("event", entry["message"]) for entry in seen]

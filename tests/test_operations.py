@@ -34,7 +34,7 @@ ELSEWHERE = {
     "journal.py %s": ["service: the dispatcher has lost facts: reader "],
     "ray_actors.py ray: %s": ["worker processes end soon after they start (exit code "],
 }
-"""The texts of messages that are written elsewhere than where they are logged."""
+"""The texts of messages that another function than the logging one formats."""
 
 
 def source(path: Path) -> str:
@@ -73,7 +73,7 @@ def with_placeholders(text: ast.expr) -> str:
 
 
 def has_words(text: str) -> bool:
-    """Whether a text says more than whom it is about."""
+    """Whether a text says more than the name of its subject."""
     words = re.sub("worker|dispatcher|distribute|ray", "", PLACEHOLDER.sub("", text))
     return len(re.findall("[a-z]", words)) > 6
 

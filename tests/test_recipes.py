@@ -1,4 +1,4 @@
-"""The pages of docs/recipes keep their word: their programs print what they say."""
+"""The programs of docs/recipes print what the pages show."""
 
 import re
 import shlex

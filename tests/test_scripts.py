@@ -1,4 +1,4 @@
-"""The commands: each explains itself from anywhere, and the demo does what it says."""
+"""The scripts: each has a help that works in any folder, and the demo does what it says."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""The site of the documentation: its menu is complete, and its check finds what is wrong.
+"""The site of the documentation: its menu is complete, and its check finds faults.
 
 `scripts/docs` builds the site itself, with packages that the tests do not need.
 """

@@ -1,4 +1,4 @@
-"""The workloads as bare NumPy loops that do just that and nothing else: the limit, and the truth.
+"""The workloads as bare NumPy loops without any overhead: the upper limit, and the right answer.
 
 Where the workload hands a Python function single elements, the loop calls it on NumPy scalars.
 """
@@ -19,7 +19,7 @@ from benchmarks.peers.serve import Program, serve
 from benchmarks.service import CONSUMERS
 
 TARGETS = 4
-"""Places that copies go to in turn: a reader that has one still needs it while the next comes."""
+"""Buffers that copies use in turn: a reader still needs one while the next one is filled."""
 
 
 class Loop:
@@ -199,13 +199,13 @@ def steps(replicas: int, n: int) -> Iterable[Any]:
 
 
 def transfer(name: str, n: int) -> Iterable[Any]:
-    """What carrying elements takes at the least: a copy, into memory that is there."""
+    """The least cost of carrying elements: one copy into memory that is already mapped."""
     source = elements.PROGRAMS[name]()
     return copies(source, [np.empty_like(source) for _ in range(TARGETS)], n)
 
 
 def transfer_shared(name: str, n: int) -> Iterable[Any]:
-    """The same into memory that processes can share, which has small pages."""
+    """The same copy into memory that processes can share, which has small pages."""
     source = elements.PROGRAMS[name]()
     shared = (mmap.mmap(-1, max(source.nbytes, 1)) for _ in range(TARGETS))
     targets = [np.frombuffer(m, source.dtype)[: source.size].reshape(source.shape) for m in shared]
@@ -226,7 +226,7 @@ def copies(source: Any, targets: list[Any], n: int) -> Iterable[Any]:
 
 def function(n: int) -> Iterable[Any]:
     def generate() -> Iterator[Any]:
-        # Two batches come before the clock starts.
+        # Two batches are read before the clock starts.
         for start, end in spans(n, 16):
             yield np.array([elements.busy(x + 32) for x in range(start, end)])
 
@@ -234,7 +234,7 @@ def function(n: int) -> Iterable[Any]:
 
 
 def ones(size: int, n: int) -> Iterable[Any]:
-    """What is counted where it is no matter what comes."""
+    """Ones, for workloads that only count their elements."""
     return Loop(lambda: (np.ones(size, int) for _ in range(n)))
 
 

@@ -1,6 +1,6 @@
 """The elements that travel through a data service, and how they are read: the same for every peer.
 
-They cost nothing to make: each is the same array again, so that only the way from a worker to its
+They cost nothing to make: each is the same array, so only the transfer from a worker to its
 client is measured.
 """
 
@@ -39,7 +39,7 @@ def batch() -> NDArray[Any]:
 
 
 def _noise(*shape: int) -> NDArray[Any]:
-    """What no compression makes smaller."""
+    """Bytes that cannot be compressed."""
     return np.random.default_rng(SEED).integers(0, 256, shape, dtype=np.uint8)
 
 
@@ -59,7 +59,7 @@ MILLISECOND_CALLS = 16_000
 
 
 def busy(number: Any) -> int:
-    """A millisecond of Python that never lets go of the interpreter."""
+    """A millisecond of Python that never releases the interpreter's lock."""
     total = int(number)
     for step in range(MILLISECOND_CALLS):
         total = (total * 31 + step) % 1_000_003
@@ -69,8 +69,8 @@ def busy(number: Any) -> int:
 class UnderWay:
     """`count` items of a fresh iterator for every pass; the clock starts after the first ones.
 
-    By then memory has been touched, and whatever grows has grown. How long a reader waits for its
-    first element is another question, and asked elsewhere.
+    By then memory has been touched, and buffers have grown. How long a reader waits for its
+    first element is measured by `probes/service.py`.
     """
 
     def __init__(self, dataset: Iterable[Any], count: int, ahead: int = 16) -> None:

@@ -74,7 +74,7 @@ def record_files(n: int) -> list[str]:
 
 
 def _frame(count: int, seed: int) -> bytes:
-    """`count` records of random bytes as they stand in a TFRecord file."""
+    """`count` records of random bytes as a TFRecord file has them."""
     frames = np.zeros((count, FRAMED), np.uint8)
     frames[:, :8] = np.frombuffer(RECORD.to_bytes(8, "little"), np.uint8)
     frames[:, 8:12] = _masked_crcs(frames[:, :8])

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from functools import cache
 from typing import Any
 
-# Before ray is loaded: it reports nothing home, and draws no bars.
+# Set before ray is loaded, so that it sends no usage reports and draws no progress bars.
 os.environ.update(RAY_USAGE_STATS_ENABLED="0", RAY_DATA_DISABLE_PROGRESS_BARS="1")
 import ray
 
@@ -39,7 +39,7 @@ def call_busy(row: dict[str, Any]) -> dict[str, Any]:
 
 def function(n: int) -> Iterable[Any]:
     start_ray()
-    # Fewer and larger blocks than would be its own choice: every block costs it some milliseconds.
+    # Fewer and larger blocks than ray would choose: every block costs it some milliseconds.
     numbers = ray.data.range(n + 32, override_num_blocks=16)
     return UnderWay(Batches(numbers.map(call_busy)), n // 16, ahead=2)
 

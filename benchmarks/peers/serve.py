@@ -1,8 +1,8 @@
-"""The child's side of the conversation: one line of words in, one line of JSON out.
+"""The child's side of the protocol: it reads one line of words and prints one line of JSON.
 
-`check PROGRAM N` iterates once and answers what came out; `run PROGRAM N SECONDS` iterates, whole
-passes at a time, for at least so long, and answers the mean seconds of a pass. Whatever a library
-prints goes to stderr: standard output belongs to the answers.
+`check PROGRAM N` iterates once and prints a summary; `run PROGRAM N SECONDS` iterates, whole
+passes at a time, for at least so long, and prints the mean seconds of a pass. The output of
+libraries goes to stderr: standard output is only for answers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ WIDE = {"i": np.int64, "u": np.int64, "f": np.float64}
 
 
 class Server:
-    """Holds the one pipeline in use: its data is let go when the next program is asked for."""
+    """Holds the one pipeline in use, and releases its data when the next program starts."""
 
     def __init__(self, programs: Mapping[str, Program]) -> None:
         self.programs = programs
@@ -47,7 +47,7 @@ class Server:
 
 
 def time_passes(pipeline: Iterable[Any], seconds: float) -> dict[str, Any]:
-    """Whole passes over the pipeline, each with a fresh iterator, until `seconds` have gone by.
+    """Whole passes over the pipeline, each with a fresh iterator, until `seconds` have passed.
 
     What a pipeline does to `begin` a pass, if anything, is not timed.
     """
@@ -65,7 +65,7 @@ def time_passes(pipeline: Iterable[Any], seconds: float) -> dict[str, Any]:
 
 
 def contents(pipeline: Iterable[Any]) -> dict[str, Any]:
-    """What one pass yields, in numbers that no order of the elements changes."""
+    """A summary of one pass, in numbers that do not depend on the order of the elements."""
     items = elements = cells = total = 0
     for item in pipeline:
         leaves = [np.asarray(leaf) for leaf in leaves_of(item)]
@@ -93,7 +93,7 @@ def leaves_of(item: Any) -> list[Any]:
 
 
 def serve(programs: Mapping[str, Program], *distributions: str) -> None:
-    """Answers until standard input ends; the versions of `distributions` are its first words."""
+    """Answers until standard input ends; first it prints the versions of `distributions`."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     server = Server(programs)

@@ -1,6 +1,6 @@
 """The programs of penstock's data service, whose servers are processes of their own.
 
-Servers are started when first needed, and live as long as this process's group.
+Servers are started when first needed, and run until this process's group is killed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _SERVERS: list[subprocess.Popen[str]] = []
 
 
 def start_server(*words: str) -> str:
-    """Starts a command of penstock, and gives the first line that it prints."""
+    """Starts a command of penstock, and returns its first line of output."""
     command = [sys.executable, "-m", "penstock", *words]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
@@ -66,7 +66,7 @@ def transfer(name: str, n: int) -> Iterable[Any]:
 
 
 def function(where: str | None, n: int) -> Iterable[Any]:
-    # The first batches come before the clock starts, from processes that have to start.
+    # The first batches are read before the clock starts, because processes must start first.
     dataset = Dataset.range(n + 32).map(busy).batch(16)
     if where is not None:
         dataset = dataset.apply(service.distribute("distributed_epoch", where))
@@ -101,9 +101,9 @@ def lengths() -> Any:
 
 
 class LockStep:
-    """Consumers that go on together: each step takes as long as its longest batch.
+    """Consumers in lock step: each step takes as long as its longest batch.
 
-    The iterators are made for the first pass, and go on in the others.
+    The iterators are made for the first pass, and continue in the next ones.
     """
 
     def __init__(self, datasets: list[Any], aligned: bool, n: int) -> None:

@@ -1,4 +1,4 @@
-"""Steps of a distributed dataset: each pass takes so many, and goes on where the last one was."""
+"""Steps of a distributed dataset: each pass continues where the last pass ended."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from itertools import islice
 from typing import Any
 
 ENDING = 1_000_000
-"""Passes over the rows that nobody sees the end of."""
+"""So many passes over the rows that no measurement reaches the end."""
 
 
 class Stretch:

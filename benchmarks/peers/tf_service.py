@@ -22,7 +22,7 @@ service = tf.data.experimental.service
 
 
 def start_server(*words: str) -> str:
-    """Starts a server, which lives as long as this process's group, and says what it says."""
+    """Starts a server, which runs until this process's group is killed; returns its output."""
     command = [sys.executable, "-m", "benchmarks.peers.tf_service", *words]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None

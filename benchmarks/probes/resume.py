@@ -1,4 +1,4 @@
-"""How long going on from a saved state takes: fresh iterator, state loaded, first element there."""
+"""How long a resume from a saved state takes: a fresh iterator, load the state, first element."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Runs programs in a child process, so that a crash or a hang is an answer too.
 
-One child takes all programs; when it dies over one of them, a new child takes the rest.
+One child runs all programs; if it crashes or hangs in one of them, a new child runs the rest.
 """
 
 import faulthandler
@@ -34,7 +34,7 @@ def run_by_turns(
 
 
 def _one_child(cases: list[Case], seconds: float) -> Iterator[Outcome]:
-    """Outcomes until the child ends; the last one is its death, if it died over a program."""
+    """Outcomes until the child ends; if a program crashed it, the last outcome says so."""
     command = [sys.executable, "-m", __name__, str(seconds), *(case.id for case in cases)]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     with tempfile.TemporaryFile("w+") as errors:
@@ -53,7 +53,7 @@ def _one_child(cases: list[Case], seconds: float) -> Iterator[Outcome]:
 
 
 def death(status: int, errors: str) -> Outcome:
-    """The outcome for a child that ended by itself with this status and these last words."""
+    """The outcome for a child that ended by itself with this status and this output."""
     if "Timeout (" in errors:
         return Outcome({"hang": True}, errors[errors.rindex("Timeout (") :])
     start = max(errors.rfind("Fatal Python error"), 0)
@@ -72,7 +72,7 @@ def _child(seconds: float, ids: list[str]) -> None:
         outcome = run(cases[case_id])
         faulthandler.cancel_dump_traceback_later()
         print(json.dumps([outcome.answer, outcome.trace]), file=outcomes, flush=True)
-    # A thread that a program left behind must not hold up the answers already given.
+    # A thread that a program left behind must not delay the answers.
     os._exit(0)
 
 

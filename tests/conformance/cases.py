@@ -13,9 +13,9 @@ from typing import Any
 FOLDER = Path(__file__).parent / "cases"
 PINS = FOLDER / "deviations.json"
 
-# Programs that name TensorFlow itself, leave unguarded what penstock does not have, write a str
-# where an element holds bytes, or into a folder that is not theirs, are run with (old, new) text.
-# Nothing that penstock is asked changes by it.
+# These programs run with (old, new) text: they name TensorFlow itself, use what penstock does not
+# have without catching the error, write str for bytes, or write into a folder of others.
+# The change does not touch what they test.
 EDITS = {
     "strategy/values/in_function": (
         "(ident(PR(3., 4.)), ident.experimental_get_tracing_count())[1]",
@@ -82,7 +82,7 @@ def _case(stored: dict[str, Any]) -> Case:
 
 
 def _workers(case_id: str) -> int:
-    """How many processes run the program together, each of them all of it."""
+    """How many processes run the program together; each runs all of it."""
     match = re.match(r"multiworker/(\d+)w/", case_id)
     return int(match[1]) if match else 1
 

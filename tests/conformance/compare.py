@@ -1,6 +1,6 @@
 """How two encoded answers differ, by the oracle's rules.
 
-Data is equal exactly (floats to 1e-6), an error by its kind and its moment, never by its words.
+Data must be equal exactly (floats to 1e-6). Errors must have the same kind and moment, not text.
 Only JSON types arrive here; a difference is named by its path, keys and indices joined by dots.
 """
 
@@ -18,7 +18,7 @@ MISSING = "<missing>"
 
 @dataclass(frozen=True)
 class Difference:
-    """The place where two answers part, and both of them there."""
+    """A path at which two answers differ, and both values there."""
 
     path: str
     expected: Any

@@ -1,7 +1,7 @@
-"""Judges an answer: what differs must be listed, what is listed must differ, and as pinned.
+"""Judges an answer: a difference must be listed and equal its pin; listed paths must differ.
 
 `docs/deviations.md` is for people and says why; `cases/deviations.json` holds penstock's own answer
-at each listed path, so that a deviation cannot drift unseen.
+at each listed path, so that a deviation cannot change unnoticed.
 """
 
 import json
@@ -86,7 +86,7 @@ def value_at(answer: Any, path: str) -> Any:
 
 
 def pin_missing(answers: dict[str, Any], rows: list[Deviation], pins: Pins) -> list[str]:
-    """Writes down penstock's present answer for listed paths that have no pin yet; says which."""
+    """Pins penstock's present answer for listed paths without a pin; returns these paths."""
     new = [row for row in rows if row.case in answers and row.path not in pins.get(row.case, {})]
     for row in new:
         value = without_words(value_at(answers[row.case], row.path))

@@ -1,6 +1,6 @@
 """Runs one program with penstock as `tf` and encodes what it leaves in `out`.
 
-Whatever a program does, an `Outcome` comes back: an escaping exception is an answer like any other.
+Every program gives an `Outcome`: an exception that it does not catch is an answer, too.
 """
 
 import collections
@@ -44,7 +44,7 @@ class Outcome:
 
 
 def run(case: Case, **given: Any) -> Outcome:
-    """Executes the program of `case` in this process; what is `given` are names that it knows."""
+    """Executes the program of `case` in this process; it can use the names in `given`."""
     file = f"<{case.id}>"
     linecache.cache[file] = (len(case.source), None, case.source.splitlines(True), file)
     with _quiet(), _own_temporary_folder(), _logical_cpus(8):
@@ -70,7 +70,7 @@ def _plain(answer: Any) -> Any:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """The answers say nothing of warnings: programs divide by zero and leave files open."""
+    """Turns warnings off. Answers have none: programs divide by zero and leave files open."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
@@ -78,7 +78,7 @@ def _quiet() -> Iterator[None]:
 
 @contextmanager
 def _logical_cpus(count: int) -> Iterator[None]:
-    """As many as TensorFlow had when it answered."""
+    """Makes as many logical CPUs as TensorFlow had when it answered."""
     before, LogicalCpus.count = LogicalCpus.count, count
     try:
         yield

@@ -155,7 +155,7 @@ SAME: list[Step] = [
     ),
     lambda draw, plan: n.Take(draw_mix(draw, (plan, n.Take(plan, 3))), draw(st.integers(0, 20))),
 ]
-"""Whatever the elements are, they stay what they are."""
+"""Operators that accept elements of every kind and do not change them."""
 
 STEPS: dict[str, list[tuple[str, Step]]] = {
     "number": [

@@ -1,7 +1,7 @@
 """Prints which programs penstock answers as TensorFlow did, and where it differs.
 
 Run from the repository root: `python -m tests.conformance.report [id-substring]`. Every program
-runs in a child process; one that crashes or hangs is reported, not suffered.
+runs in a child process; a crash or a hang is reported and does not end the report.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""What replicas are given, asked of the other backends: the same programs, the same values.
+"""The other backends run the same programs, and give replicas the same values.
 
 Only the values of replicas are compared. Texts, types and specs are those of the numpy backend, and
 numbers may be narrower (jax has no int64 unless jax_enable_x64 is set). The programs expect logical
@@ -39,7 +39,7 @@ def values_in(answer: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def cases() -> Iterator[Case]:
-    """Those whose answers hold values of replicas, by what numpy is known to do otherwise."""
+    """The programs whose answers hold values of replicas, with numpy's known deviations."""
     for case in load():
         if case.id.split("/")[0] in AREAS and case.compare == "exact" and expected_of(case):
             yield case

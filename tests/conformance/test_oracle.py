@@ -1,4 +1,4 @@
-"""Every program of the oracle, asked of penstock."""
+"""penstock runs every program of the oracle."""
 
 from collections.abc import Iterable
 
@@ -17,7 +17,7 @@ ALONE = [case for case in CASES if case.workers == 1]
 
 
 def wrong_with(case: Case, outcome: Outcome) -> str:
-    """What is wrong with an answer, in words; empty if nothing is."""
+    """The faults of an answer as text; empty if there are none."""
     wrong = faults(case, outcome, ROWS, PINNED)
     return describe(case, outcome, wrong) if wrong else ""
 
@@ -35,11 +35,11 @@ def test_answers_as_tensorflow_did(case: Case) -> None:
 
 @pytest.mark.parametrize("area", sorted({case.area for case in ALONE if case.own_process}))
 def test_answers_in_another_process_as_tensorflow_did(area: str) -> None:
-    """Of all programs of an area that may crash or hang: the process takes long to start."""
+    """All programs of an area that may crash or hang share a process, because starts are slow."""
     check(run_apart([case for case in ALONE if case.own_process and case.area == area]))
 
 
 @pytest.mark.parametrize("workers", sorted({case.workers for case in CASES} - {1}))
 def test_several_processes_answer_as_tensorflow_did(workers: int) -> None:
-    """Of all programs for so many processes: these take long to start, and then run them all."""
+    """All programs for so many processes share these, because starts are slow."""
     check(run_together([case for case in CASES if case.workers == workers]))

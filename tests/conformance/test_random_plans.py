@@ -150,7 +150,7 @@ def test_elements_fit_their_spec(plan):
 
 
 def test_numbers_that_an_operator_draws_by_end_there():
-    """`unique` counts, so the datasets after it are numbered by their places behind it."""
+    """`unique` numbers its elements itself; datasets made from them have these numbers."""
     source = n.FlatMap(e.filter_plan(e.numbers(4)), Function(e.some))
     unique = n.Unique(e.map_plan(source, e.noisy, random=3))
     plan = n.FlatMap(unique, Function(e.shuffled_some))
@@ -158,7 +158,7 @@ def test_numbers_that_an_operator_draws_by_end_there():
 
 
 def test_the_random_plans_are_not_trivial():
-    """Many of them give something, some fail somewhere, and both roads are taken."""
+    """Many plans give elements, some fail, and both random access and streams occur."""
     drawn = []
 
     @given(plans())

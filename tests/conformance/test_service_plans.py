@@ -1,6 +1,6 @@
 """Random plans made by the workers of a service, against the list model.
 
-Distributing a plan, or a part of it, changes nothing of what comes out.
+Distributing a plan, or a part of it, does not change its elements.
 """
 
 import collections
@@ -40,7 +40,7 @@ def clusters():
 
 
 def parts(plan: Node, path=()):
-    """The places in a plan whose elements could come from elsewhere."""
+    """The places in a plan whose elements a service could compute."""
     yield path, plan
     for index, part in enumerate(plan.inputs):
         yield from parts(part, (*path, index))

@@ -1,7 +1,7 @@
 """Runs programs in several processes at once, as the workers of one strategy.
 
-One set of processes takes all programs, one after the other; the answer of a program is the list of
-its workers' answers. When a process dies over a program, a new set takes the rest.
+One set of processes runs all programs in turn; the answer of a program is the list of
+its workers' answers. If a program crashes a process, a new set runs the rest.
 """
 
 import faulthandler
@@ -29,7 +29,7 @@ def run_together(cases: Sequence[Case], seconds: float = 0) -> Iterator[tuple[Ca
 
 
 def _one_team(cases: list[Case], seconds: float) -> Iterator[Outcome]:
-    """Outcomes until a child ends; the last one is its death, if it died over a program."""
+    """Outcomes until a child ends; if a program crashed it, the last outcome says so."""
     workers = cases[0].workers
     addresses = [f"localhost:{free_port()}" for _ in range(workers)]
     with ExitStack() as stack:
@@ -76,7 +76,7 @@ def _child(folder: Path, seconds: float, ids: list[str]) -> None:
         print(json.dumps([outcome.answer, outcome.trace]), file=outcomes, flush=True)
         _meet(strategy)
         faulthandler.cancel_dump_traceback_later()
-    # A thread that a program left behind must not hold up the answers already given.
+    # A thread that a program left behind must not delay the answers.
     os._exit(0)
 
 
@@ -88,7 +88,7 @@ def _build_arguments(strategy: MultiWorkerMirroredStrategy, folder: Path) -> dic
 
 
 def _meet(strategy: MultiWorkerMirroredStrategy) -> None:
-    """Waits for the other processes; one that failed early joins them at their step."""
+    """Waits for the other processes; a process that failed early meets them at this step."""
     collectives = strategy._replicas.collectives
     assert collectives is not None
     while True:

@@ -62,7 +62,7 @@ def test_rows_of_a_filled_cache_have_an_index():
 
 
 def test_rows_of_other_batches_have_none():
-    """One element with more rows would move all rows behind it."""
+    """One element with more rows would shift all later rows."""
     with pytest.raises(errors.FailedPreconditionError, match="unbatch"):
         Dataset.range(5).batch(2).unbatch()[0]
     dataset = Dataset.range(20).map(lambda x: np.zeros(2 + (x == 9))).unbatch()

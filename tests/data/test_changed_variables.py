@@ -1,4 +1,4 @@
-"""Functions whose variables have other values when elements are computed."""
+"""Functions that use variables which change before the elements are computed."""
 
 # ruff: noqa: B023 (loops rebind variables on purpose)
 

@@ -1,4 +1,4 @@
-"""What methods of `Dataset` make of their arguments, beyond what the operators' own tests show."""
+"""Arguments of methods of `Dataset` that the tests of the operators do not cover."""
 
 import inspect
 import pickle
@@ -349,7 +349,7 @@ VARYING = {
 @pytest.mark.parametrize("asked", [False, True], ids=["", "spec asked before"])
 @pytest.mark.parametrize("make", VARYING.values(), ids=VARYING)
 def test_what_samples_show_decides_nothing(make: Any, asked: bool) -> None:
-    """Two elements of one shape say nothing of the third."""
+    """Two elements of one shape do not prove the shape of the third."""
     ds = Dataset.range(6).map(make)
     if asked:
         assert ds.element_spec.dtype == np.float64

@@ -1,4 +1,4 @@
-"""Elements sent ahead: in order, failures too, and states that count what the caller got."""
+"""Elements sent ahead: in order, with failures; states count what the caller got."""
 
 import json
 import threading
@@ -30,7 +30,7 @@ DATASETS = [
 
 
 class Noting(ColumnDelivery):
-    """A delivery that notes what it is asked to move."""
+    """A delivery that records the chunks that it sends."""
 
     def __init__(self) -> None:
         super().__init__([None], None, own_rows)
@@ -64,7 +64,7 @@ def open_iterator(
 
 
 def wait_for_the_thread(iterator: DeliveredIterator) -> None:
-    """Returns when the thread that prefetches has as many elements ready as it may."""
+    """Waits until the prefetching thread has as many elements ready as allowed."""
     assert isinstance(iterator._stream, PrefetchStream)
     ahead = iterator._stream._ahead
     with ahead.changed:
@@ -102,7 +102,7 @@ def test_without_a_thread_elements_are_sent_when_they_are_asked_for() -> None:
 
 
 def test_an_element_does_not_wait_for_the_elements_ahead() -> None:
-    """A generator may wait for what its consumer does with the last element."""
+    """A generator may wait until its consumer has used the last element."""
     taken = threading.Semaphore(1)
 
     def one_at_a_time() -> Iterator[int]:

@@ -1,4 +1,4 @@
-"""Looking at datasets: `peek`, `diff`, `benchmark`, `repr`, and what misspelt names answer."""
+"""Looking at datasets: `peek`, `diff`, `benchmark`, `repr`, and errors for misspelt names."""
 
 from typing import Any
 

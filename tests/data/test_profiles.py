@@ -72,7 +72,7 @@ def test_through_a_service_the_operators_of_the_workers_are_there(url, dataset):
     profile = iterator.profile()
     assert names(profile) == ["distribute"]
     remote = {row.name: row for row in profile.operators if row.workers}
-    assert list(remote) == ["batch", f"map({DOUBLE})", "range"]  # And nothing that bounds them.
+    assert list(remote) == ["batch", f"map({DOUBLE})", "range"]  # And no operator that bounds them.
     assert remote["range"].elements == 24
     assert remote["batch"].elements == 6
     assert remote[f"map({DOUBLE})"].elements == 24
@@ -104,7 +104,7 @@ def test_pieces_of_a_plan_show_what_was_written(url):
 
 @pytest.mark.parametrize("number", range(8))
 def test_errors_on_workers_are_counted(url, number):
-    """Also if nothing else follows for a request."""
+    """The figures arrive even if no element follows them."""
 
     def fail(x):
         if x == number:
@@ -152,7 +152,7 @@ def profile_while_it_hangs(dataset, is_seen):
 
 
 def test_a_call_that_hangs_in_a_worker_is_what_the_program_waits_for(url):
-    """Not the way from the workers, which report nothing else meanwhile."""
+    """The network is not blamed, although workers send nothing else meanwhile."""
     data = Dataset.range(64).filter(lambda x: True).map(wait_at_gate)
     distributed = data.apply(service.distribute("distributed_epoch", url))
     profile = profile_while_it_hangs(

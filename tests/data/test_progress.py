@@ -1,4 +1,4 @@
-"""Progress bars have the right total and position, whatever draws them."""
+"""Progress bars have the right total and position, in every library that draws them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from penstock.errors import InvalidArgumentError
 
 
 class FakeBar:
-    """Takes the place of `tqdm.tqdm`."""
+    """Replaces `tqdm.tqdm`."""
 
     made: dict[str, Any] = {}  # noqa: RUF012
 

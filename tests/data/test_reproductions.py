@@ -1,4 +1,4 @@
-"""Programs that once gave wrong data without a word, each with TensorFlow's answer."""
+"""Programs that once gave wrong data without an error, each with TensorFlow's answer."""
 
 import os
 import threading
@@ -112,7 +112,7 @@ def test_13_padding_none() -> None:
 
 
 def test_14_a_number_times_a_list() -> None:
-    """NumPy's rule: the list is repeated. At least that does not go unnoticed."""
+    """NumPy's rule applies: the list is repeated. At least the user gets a warning."""
     with pytest.raises(ValueError, match=r"list of shape \[\(2,\)\] .* multiply a numpy.array"):
         list(Dataset.range(1, 3).map(lambda x: x * [1, 2]))
     right = Dataset.range(1, 3).map(lambda x: x * np.array([1, 2]))

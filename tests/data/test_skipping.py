@@ -1,4 +1,4 @@
-"""`on_error="skip"` of every reader, and `ignore_errors(log=True)`: what is left out, and said."""
+"""`on_error="skip"` of every reader, and `ignore_errors(log=True)`: what they skip and log."""
 
 import shutil
 from collections.abc import Callable, Iterator

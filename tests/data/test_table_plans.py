@@ -1,4 +1,4 @@
-"""Columns of tables: which there are, missing values, types, and what is refused."""
+"""Columns of tables: their names, missing values, types, and errors."""
 
 import datetime
 import logging
@@ -191,7 +191,7 @@ def test_fill_must_fit_the_column() -> None:
         Dataset.from_arrow(table, fill={"y": 0})
     with pytest.raises(InvalidArgumentError, match="fill=.'a'. fits no column; .* 'x': int64"):
         Dataset.from_arrow(table, columns=["x"], fill=["a"])
-    # One value for all is for the columns that it fits.
+    # One fill value for all columns is used for the columns with a fitting type.
     with pytest.raises(InvalidArgumentError, match="row 1: column 's' has no"):
         list(Dataset.from_arrow(table, fill=0))
 

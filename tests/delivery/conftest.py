@@ -1,4 +1,4 @@
-"""What the tests of deliveries share."""
+"""Fixtures for the tests of deliveries."""
 
 from __future__ import annotations
 
@@ -24,6 +24,6 @@ def library(monkeypatch) -> Library:
 
 @pytest.fixture
 def devices(monkeypatch) -> list[Any]:
-    """Two of JAX's devices whose memory the driver here can write to, and small berths."""
+    """Two devices of JAX with memory that the simulated driver can write to, and small berths."""
     monkeypatch.setattr(jax_delivery, "_LARGE", 64)
     return list(map(Handle, jax.devices("cpu")[:2]))

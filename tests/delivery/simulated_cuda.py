@@ -1,4 +1,4 @@
-"""A driver of NumPy's that does what CUDA's does."""
+"""A simulation of CUDA's driver with NumPy."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from penstock.element.chunk import Chunk
 
 
 class Library:
-    """libcuda, as far as it is called: copies at once, and keeps account of what is locked."""
+    """The functions of libcuda that are called: copies at once, and counts locked memory."""
 
     def __init__(self, **statuses: int) -> None:
         self.locked: dict[int, int] = {}

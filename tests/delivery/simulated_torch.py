@@ -1,4 +1,4 @@
-"""torch with one GPU that is the host: its streams do everything at once."""
+"""torch with one simulated GPU in host memory: its streams do everything at once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ GPU = torch.device("cuda", 0)
 
 
 class OnGpu(torch.Tensor):
-    """A tensor that says that it is on the GPU."""
+    """A tensor that claims to be on the GPU."""
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]
@@ -46,7 +46,7 @@ class Stream:
 
 
 class Event:
-    """The point after the work of a stream; over when `Cuda.is_done` says so."""
+    """The point after the work of a stream; it has passed when `Cuda.is_done` is true."""
 
     def __init__(self, cuda: Cuda) -> None:
         self._cuda = cuda
@@ -62,7 +62,7 @@ class Event:
 
 
 class Cuda:
-    """`torch.cuda`, as far as deliveries use it."""
+    """The part of `torch.cuda` that deliveries use."""
 
     def __init__(self) -> None:
         self.is_done = True

@@ -23,7 +23,7 @@ SIZE = 3 << 20
 
 
 class SharedMemory:
-    """What a worker writes and a client reads."""
+    """Memory that a worker writes and a client reads."""
 
     def __init__(self) -> None:
         self.pool, self.mapped = SlabPool(), MappedSlabs()

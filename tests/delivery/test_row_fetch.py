@@ -1,4 +1,4 @@
-"""What comes before a GPU reads rows by itself; here a driver of NumPy's does what CUDA's does."""
+"""The preparations before a GPU reads rows by itself, with a simulation of CUDA's driver."""
 
 from __future__ import annotations
 

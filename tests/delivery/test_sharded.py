@@ -1,4 +1,4 @@
-"""Arrays split between devices: the parts are sent as portions are, and joined on arrival."""
+"""Arrays split between devices: the parts are sent like portions, and joined on arrival."""
 
 from __future__ import annotations
 

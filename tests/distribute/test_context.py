@@ -1,4 +1,4 @@
-"""Where code believes to be: under which strategy, as which replica."""
+"""The context of code: under which strategy and as which replica it runs."""
 
 import contextvars
 import threading
@@ -133,7 +133,7 @@ def test_places_belong_to_threads(two: MirroredStrategy) -> None:
     found: list[bool] = []
     with two.scope():
         thread = threading.Thread(target=lambda: found.append(has_strategy()))
-        if hasattr(thread, "_context"):  # Later Pythons may hand the context on; this must not.
+        if hasattr(thread, "_context"):  # Python 3.14 may copy the context.
             thread = threading.Thread(
                 target=lambda: found.append(contextvars.Context().run(has_strategy))
             )

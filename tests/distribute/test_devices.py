@@ -1,4 +1,4 @@
-"""What users write for devices, and what a strategy makes of it."""
+"""Names of devices as users write them, and the devices of a strategy."""
 
 import re
 import subprocess

@@ -287,7 +287,7 @@ def test_gather_refuses_what_is_no_tensor() -> None:
 
 
 class Neighbour:
-    """Collectives with one other worker, whose arrays are known."""
+    """Collectives with one other worker that contributes known arrays."""
 
     def __init__(self, *arrays: Any) -> None:
         self.theirs = [np.asarray(array) for array in arrays]

@@ -263,7 +263,7 @@ def test_a_failing_merge_function_ends_all_replicas() -> None:
         try:
             merge(lambda strategy: 1 // 0)
         except Exception:
-            ended.append(-1)  # Not a failure of this replica, which must not handle it.
+            ended.append(-1)  # This replica did not fail, so it must not handle the failure.
         finally:
             ended.append(number())
 
@@ -325,7 +325,7 @@ def test_a_waiting_replica_that_swallows_the_end_still_ends() -> None:
     with pytest.raises(KeyError, match="gone"):
         build_strategy(2).run(lambda: (step(), merge()))
     assert busy_strands() == 0
-    assert log == []  # Replica 1 stood at its first merge_call, and was ended there.
+    assert log == []  # Replica 1 waited at its first merge_call, and was ended there.
 
     def stubborn() -> None:
         merge()

@@ -19,7 +19,7 @@ class Pair:
 
 @dataclass
 class LabelledValue:
-    """A structure by its own methods, of which `__tf_unflatten__` is one of an instance."""
+    """A structure with its own methods; its `__tf_unflatten__` is a method of the instance."""
 
     label: str
     value: object

@@ -1,4 +1,4 @@
-"""Strings in functions: what takes bytes for text fails, and nothing else changes."""
+"""Strings in functions: code that takes bytes for text fails, and other code does not notice."""
 
 import copy
 import io

@@ -1,4 +1,4 @@
-"""Strings keep every byte, also zeros at their end, on every way in."""
+"""Strings keep every byte, also zeros at their end, from every source."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What may stand at a leaf, and the words for what may not."""
+"""Which values may be a leaf, and the errors for values that may not."""
 
 import collections
 import types

@@ -18,7 +18,7 @@ MOST = 500
 
 
 def model(plan: Node) -> list[Any]:
-    """What a plan gives, as the list model says."""
+    """The elements of a plan according to the list model."""
     return [plain(item) for item in itertools.islice(items(plan), MOST)]
 
 
@@ -27,7 +27,7 @@ def open_stream(plan: Node, state: State = None) -> Stream:
 
 
 def pulls(stream: Stream, limit: int) -> Iterator[list[Any]]:
-    """What each pull gives; a failure is a pull of one."""
+    """The elements of each pull; a failure counts as a pull of one element."""
     while True:
         try:
             chunk = stream.pull(limit)
@@ -40,7 +40,7 @@ def pulls(stream: Stream, limit: int) -> Iterator[list[Any]]:
 
 
 def drain_stream(stream: Stream, limit: int) -> list[Any]:
-    """All that is left of a stream; it is closed afterwards."""
+    """Pulls all remaining elements of a stream, and closes it."""
     found = list(itertools.islice(itertools.chain.from_iterable(pulls(stream, limit)), MOST))
     stream.close()
     return found

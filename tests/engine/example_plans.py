@@ -1,4 +1,4 @@
-"""A small plan for every operator, over every kind of source: what the contract is checked on.
+"""A small plan for every operator, over every kind of source: the contract is checked on them.
 
 Each operator is a function from a source of int64 numbers to a plan. Sources with random access
 and plain streams run different code of the engine, and so do failing elements.
@@ -433,7 +433,7 @@ def plans_over_sources(operator: str) -> Iterator[tuple[str, Node]]:
 def for_every_operator(
     plans: Callable[[str], Iterator[tuple[str, Node]]] = plans_over_sources,
 ) -> Callable[[Callable[[Node], None]], Callable[[str], None]]:
-    """Makes a test for each operator out of a check of one plan; a failure names the plan."""
+    """Turns a check of one plan into a test for each operator; a failure names the plan."""
 
     def decorate(check: Callable[[Node], None]) -> Callable[[str], None]:
         @pytest.mark.parametrize("operator", OPERATORS)

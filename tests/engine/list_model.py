@@ -1,8 +1,8 @@
 """The whole language as lists: what every operator means, written as naively as possible.
 
 `items(plan)` gives what a plan gives, one by one, with `FAULT` in the place of every element that
-cannot be made. It shares nothing with the engine but the plan's nodes and, for random orders, the
-numbers that they are drawn from.
+cannot be made. It shares only the plan's nodes with the engine and, for random orders, the
+random numbers.
 """
 
 from collections.abc import Iterator
@@ -102,7 +102,7 @@ def items(plan: n.Node, epoch: Epoch = (0,)) -> Items:
     raise AssertionError(f"the model does not know {plan.label}")
 
 
-# What becomes of each element alone
+# Operators that compute each element alone
 
 
 ELEMENTWISE = (
@@ -112,7 +112,7 @@ ELEMENTWISE = (
 
 
 def elementwise(plan: n.Node, epoch: Epoch) -> Pairs:
-    """The elements and their numbers, by which is drawn what is made of them."""
+    """The elements and their numbers; random functions draw by these numbers."""
     number = number_by_origin if comes_from_one(plan) else number_by_count
     source, *others = [number(part, epoch) for part in plan.inputs]
     match plan:
@@ -134,7 +134,7 @@ def elementwise(plan: n.Node, epoch: Epoch) -> Pairs:
 
 
 def number_by_origin(plan: n.Node, epoch: Epoch) -> Pairs:
-    """By where elements come from, if each comes from one with random access; else counted."""
+    """Numbers of the source, if each element comes from one with random access; else a count."""
     if plan.blocked is None or not comes_from_one(plan):
         return number_by_count(plan, epoch)
     return elementwise(plan, epoch)
@@ -145,7 +145,7 @@ def number_by_count(plan: n.Node, epoch: Epoch) -> Pairs:
 
 
 def comes_from_one(plan: n.Node) -> bool:
-    """Whether workers could share it: turns are taken once, and not within one of two parts."""
+    """Whether workers could share it: at most one interleave, and none in concatenated parts."""
     if plan.blocked is None:
         return True
     if isinstance(plan, n.Concatenate) and plan.inputs[0].cardinality == n.INFINITE:
@@ -337,7 +337,7 @@ def reduced_groups(plan: n.GroupByReducer, source: Items) -> Items:
 
 
 def shuffle_stream(source: Items, buffer: int, seed: int) -> Items:
-    """A shuffle over a stream: a full buffer, of which one place after the other is drawn."""
+    """A shuffle over a stream: the next element is drawn from a buffer that is kept full."""
     held: list[Any] = []
     for number in count():
         while len(held) < buffer and (item := next(source, END)) is not END:
@@ -407,7 +407,7 @@ def chosen_from(choices: Items, parts: list[Items], stop: bool) -> Items:
 
 
 def mix_parts(plan: n.Mix, epoch: Epoch) -> Items:
-    """Of the parts whose turn has come, the one draws whose turn ends first.
+    """Gives the next element of the part whose turn ends first, among those whose turn has begun.
 
     Turn m of a part is from m / share to (m + 1) / share, in whole draws.
     """

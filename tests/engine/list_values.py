@@ -10,7 +10,7 @@ import numpy as np
 
 
 class Fault:
-    """Equal to nothing but itself, and arrays let it decide."""
+    """A failed element. It equals only itself; also arrays leave the comparison to it."""
 
     __array_ufunc__ = None
 
@@ -54,7 +54,7 @@ def parts_of(element: Any) -> tuple[Any, ...]:
 
 
 def pad_group(group: list[Any], shapes: Any, values: Any) -> Any:
-    """Leaf by leaf of a flat element, padded to the largest or to what is asked for."""
+    """One padded element of the group: each leaf has the largest shape, or that in `shapes`."""
     if FAULT in group:
         return FAULT
     leaves = list(zip(*map(parts_of, group), strict=True))

@@ -1,4 +1,4 @@
-"""Watched calls: the call that crashes processes is found and refused, and nothing else is lost."""
+"""Watched calls: a call that crashes processes is found and refused; no other element is lost."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ def stop_watch() -> Iterator[None]:
 
 
 class SimulatedCrash(BaseException):
-    """Ends what stands for a process."""
+    """Ends a simulated process."""
 
 
 class Process:
-    """Runs datasets as successive processes would, each with what is known of earlier crashes."""
+    """Runs datasets as successive processes would, each with the notes on earlier crashes."""
 
     def __init__(self) -> None:
         self.search = Search()
@@ -43,7 +43,7 @@ class Process:
         self.left: list[RecordedCall] = []
 
     def crash(self) -> None:
-        """What a function calls that ends its process."""
+        """A function calls this to end its simulated process."""
         self.left = read_record(self.memory)
         raise SimulatedCrash
 
@@ -141,7 +141,7 @@ def test_the_same_element_under_other_random_numbers_is_another_call() -> None:
 
 
 def test_an_element_that_a_generator_crashes_on_is_never_found() -> None:
-    """No later element can be computed without it."""
+    """A generator must compute the element that crashes before all later ones."""
     process = Process()
 
     def numbers() -> Iterator[int]:

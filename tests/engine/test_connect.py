@@ -1,4 +1,4 @@
-"""The caller of `open_plan` opens what a service computes; the engine itself cannot."""
+"""The caller of `open_plan` opens the parts of a plan that a service computes."""
 
 from dataclasses import replace
 
@@ -20,7 +20,7 @@ from tests.engine.driving import drain_stream, take_elements
 
 
 class Service:
-    """Opens what is distributed right here, and remembers what it was asked for."""
+    """Opens distributed parts in this process, and records the calls."""
 
     def __init__(self):
         self.asked = []
@@ -33,7 +33,7 @@ class Service:
 
 
 class OwnStateStream(Stream):
-    """A stream whose state is one of its own kind."""
+    """A stream whose state has its own format."""
 
     def __init__(self, stream):
         self.inputs = (stream,)

@@ -1,4 +1,4 @@
-"""What a function gave is the engine's, and what the engine shares can be shared safely."""
+"""Results of functions belong to the engine, and arrays that the engine shares are safe."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ def test_a_forked_child_cannot_continue_the_iterator_of_its_parent(make):
     assert next(iterator) == 0
     read, write = os.pipe()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Python 3.12 and JAX warn of what is tested.
+        warnings.simplefilter("ignore")  # Python 3.12 and JAX warn about this fork.
         child = os.fork()
     if child == 0:
         try:

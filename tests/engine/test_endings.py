@@ -1,4 +1,4 @@
-"""Endings: once, elsewhere if the collector finds out, and never in a forked child."""
+"""Endings run once, on their own thread if the collector starts them, never in a forked child."""
 
 import gc
 import subprocess
@@ -52,7 +52,7 @@ def test_what_is_forgotten_does_not_end(ended_keys):
 
 
 def test_the_thread_that_drops_it_may_hold_a_lock_that_the_end_needs(monkeypatch):
-    """So it is with the collector, which may come while a lock is held; it does not wait."""
+    """The garbage collector may run while a lock is held, so it must not wait for one."""
     monkeypatch.setattr(endings, "_PATIENCE", None)
     lock, over = threading.Lock(), threading.Event()
 

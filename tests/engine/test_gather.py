@@ -119,7 +119,7 @@ def test_the_pages_of_a_mapped_file_are_released(file, monkeypatch):
 
 
 def test_letting_go_of_pages_keeps_what_was_written(file, monkeypatch):
-    """A copy-on-write map holds changes that are nowhere else."""
+    """Only a copy-on-write map has its changes: the file does not."""
     monkeypatch.setattr(gather, "_RELEASE", 1)
     shared, private = (np.memmap(file, np.int64, mode, shape=(1000, 4)) for mode in ("r+", "c"))
     shared[7], private[8] = -7, -8

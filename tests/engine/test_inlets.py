@@ -1,4 +1,4 @@
-"""What all streams share: counting what was handed on, and taking back what was not needed."""
+"""Inlets and counters: they count the elements handed on, and take unneeded ones back."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from penstock.engine.meters import Tap
 
 
 class ScriptedStream(Stream):
-    """Gives up to the number of elements that the script says next, or fails where it says None."""
+    """Gives as many elements per pull as the script says, or fails where it says None."""
 
     def __init__(self, *script: int | None) -> None:
         self._script = list(script)

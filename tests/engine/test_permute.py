@@ -1,4 +1,4 @@
-"""Shuffles as arithmetic: bijections, within their window, the same in every order of access."""
+"""Shuffles by arithmetic: bijections, within their window, equal for every order of access."""
 
 import itertools
 import tracemalloc

@@ -111,7 +111,7 @@ SIGNED = TensorSpec([3], float64)
 
 @pytest.mark.parametrize("calls", [None, 2])
 def test_a_signature_is_kept(calls: int | None) -> None:
-    """What it says decides about batches and cardinalities, so it must be true."""
+    """Batches and cardinalities are computed from the signature, so it must be true."""
     ds = Dataset.range(5).map(
         lambda x: np.zeros(4 if x == 2 else 3), calls, output_signature=SIGNED
     )
@@ -138,7 +138,7 @@ def test_a_signature_is_kept_wherever_a_function_is_called(read: Any) -> None:
 
 
 def test_keys_in_another_order_are_no_other_structure() -> None:
-    """Not even if another element of the same chunk has another structure."""
+    """This holds even if another element of the same chunk has another structure."""
     made: list[Any] = [{"a": x, "b": x} for x in range(40)] + [{"b": 40, "a": 40}, {"c": 41}]
     for calls in (None, 2):
         dataset = Dataset.range(42).map(lambda x: made[x], num_parallel_calls=calls)

@@ -1,6 +1,6 @@
 """When users' functions are called: once per element, in order, never before the consumer asks.
 
-Functions here write down what they are called with. Time is a clock that functions advance, so
+Functions here record their arguments. The functions themselves advance the clock, so
 that a slow function is slow on every machine.
 """
 
@@ -194,7 +194,7 @@ def clock(monkeypatch):
 
 @pytest.mark.parametrize("name", ["map", "filter", "scan", "flat_map", "generator"])
 def test_a_slow_function_is_called_for_the_next_element_only(name, clock):
-    """A chunk never waits: elements come one by one when each of them takes its time."""
+    """A chunk never waits: slow elements are handed on one by one."""
 
     def slow(x):
         clock.now += 0.01
@@ -212,7 +212,7 @@ def test_a_slow_function_is_called_for_the_next_element_only(name, clock):
 
 @pytest.mark.parametrize("slow_from", [3, 10, 100])
 def test_a_function_that_gets_slow_is_called_for_one_block_at_most(slow_from, clock):
-    """The clock is looked at after every block of calls; the slow ones then come one by one."""
+    """The engine checks the clock after every block of calls; slow elements come one by one."""
 
     def slow(x):
         clock.now += 0.01 if x >= slow_from else 1e-6
@@ -229,7 +229,7 @@ def test_a_function_that_gets_slow_is_called_for_one_block_at_most(slow_from, cl
 
 
 def test_a_generator_may_wait_for_its_consumer():
-    """Every element is made from what the consumer did with the one before."""
+    """The consumer acts on each element before the function computes the next one."""
     answers: Queue[int] = Queue()
 
     def conversation():
@@ -247,7 +247,7 @@ def test_a_generator_may_wait_for_its_consumer():
 @pytest.mark.parametrize("name", ["map", "filter", "scan", "parallel map", "prefetch"])
 @pytest.mark.parametrize("stuck", [2, 5, 14])
 def test_an_element_does_not_wait_for_the_call_of_a_later_one(name, stuck):
-    """A call that is stuck does not hold back what was made before it, while a function is new."""
+    """While a function is new, a blocked call does not delay the elements before it."""
     go_on, got = threading.Event(), Queue()
 
     def stick(x):

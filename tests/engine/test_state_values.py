@@ -156,7 +156,7 @@ def test_a_damaged_value_is_refused(changes: dict[str, Any], tmp_path: Path) -> 
 
 
 def pass_on(sent: SentElements, received: ReceivedElements, state: Any) -> tuple[Any, int]:
-    """A state as another process gets it, and how many elements travelled for it."""
+    """A state as another process receives it, and how many elements were sent with it."""
     plain, new = sent.take_new(state)
     received.add(json.loads(json.dumps(encode(new))))
     return received.resolve(plain), len(new)
@@ -210,7 +210,7 @@ def test_an_element_travels_once() -> None:
 
 
 def test_an_element_that_is_gone_is_taken_for_no_other_one() -> None:
-    """Another object may have its place in memory, and thereby its identity."""
+    """A new object may have the same address in memory, and thereby the same id."""
     sent, received = SentElements(), ReceivedElements()
     for number in range(50):
         state = [[np.full(4, number), np.full(4, -number)]]

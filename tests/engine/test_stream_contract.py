@@ -65,7 +65,7 @@ def test_gives_what_the_list_model_gives_for_every_chunk_size(plan):
 
 @every_plan
 def test_time_changes_nothing(plan):
-    """Each look at the clock takes no time, or more than goes into a chunk."""
+    """Between two looks at the clock passes no time, or more than a chunk may take."""
     for step in (0.0, 0.01):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("time.perf_counter", itertools.count(step=step).__next__)

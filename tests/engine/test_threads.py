@@ -79,7 +79,7 @@ def ours() -> list[threading.Thread]:
 
 @pytest.fixture(autouse=True)
 def _no_thread_is_left():
-    """Waits for the threads of a test to end; those of other tests are not its business."""
+    """Waits until the threads of a test have ended, and ignores threads of other tests."""
     FOREIGN.clear()
     FOREIGN.update(threading.enumerate())
     yield
@@ -516,7 +516,7 @@ AROUND = {
 
 
 def uneven(x):
-    """Some calls take longer than the next ones."""
+    """A function that takes longer for some elements than for the next ones."""
     for _ in range(int(x) * 7 % 5 * 200):
         pass
     return abs(x)
@@ -560,7 +560,7 @@ AROUND_AND_SETTINGS = [
 @pytest.mark.parametrize(("around", "settings"), AROUND_AND_SETTINGS)
 @pytest.mark.parametrize("make", [mapped_unevenly, interleaved_unevenly])
 def test_without_order_states_fit_other_numbers_of_calls(around, settings, make):
-    """Resumed twice, so that the states of resumed iterators fit as well."""
+    """Each plan is resumed twice, so states of resumed iterators are tested, too."""
     expected = columns(iterate(around(map_plan(numbers(15), abs))))
     step = 2 if make is mapped_unevenly else 7
     for count in spread(range(0, len(expected[0]), step), 3):
@@ -578,7 +578,7 @@ def test_without_order_states_fit_other_numbers_of_calls(around, settings, make)
 
 @pytest.mark.parametrize("last", [60, 61])
 def test_an_order_that_is_resumed_may_end_far_ahead(last):
-    """The last element of the log is found, however many elements a call takes by then."""
+    """The last element of the log is found, although calls may take many elements by then."""
     plan = map_plan(numbers(100), abs, parallel=3, deterministic=False)
     iterator = iterate(plan)
     state = iterator.state_dict()
@@ -590,7 +590,7 @@ def test_an_order_that_is_resumed_may_end_far_ahead(last):
 
 
 def columns(elements):
-    """Which pairs with which is open where there is no order; what is there is not."""
+    """Without an order the pairs may differ, but not the elements in them."""
     rows = [row if isinstance(row, tuple) else (row,) for row in elements]
     return [sorted(map(int, column)) for column in zip(*rows, strict=True)]
 
@@ -615,7 +615,7 @@ def test_closing_while_another_thread_is_inside_a_generator():
 
 
 def test_the_collector_takes_no_lock_to_stop_a_prefetch():
-    """It may run while its thread is inside of the function that is notified."""
+    """A finalizer may run while its thread is inside the function that it notifies."""
     notified = []
     stream = PrefetchStream(CountingStream(), WatchedDepth(1))
     stream.notify(lambda: notified.append(threading.current_thread()))

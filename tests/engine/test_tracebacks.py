@@ -177,4 +177,4 @@ def test_a_notebook_shows_the_cells_of_the_user() -> None:
     assert [frame.name for frame in own] == ["__next__"]
     assert frames[-2].filename == "<ipython-input-2-dfb4923955a6>"
     assert "decode at <ipython-input-1-dfb4923955a6>:1 failed" in str(error)
-    assert not hasattr(error, "_render_traceback_")  # With it, IPython would show that instead.
+    assert not hasattr(error, "_render_traceback_")  # IPython would show its text.

@@ -123,7 +123,7 @@ def test_nothing_is_tuned_where_tuning_is_off():
 
 
 def note_starved(depth: Depth, times: int, seconds: float, nbytes: float) -> int:
-    """Has the thread wait for room, and the caller for an element, for as long as making it."""
+    """Lets the thread wait for room, and the caller for an element, as long as making one takes."""
     for _ in range(times):
         depth.note_made(1, seconds, nbytes)
         depth.note_blocked(seconds)
@@ -157,7 +157,7 @@ def test_the_wait_for_the_first_element_does_not_count():
 
 
 class Reading(NamedTuple):
-    """What came of a simulated reading: the depth, and when it changed last."""
+    """The result of a simulated reading: the depth, and when it changed last."""
 
     depth: int
     changed: float
@@ -166,7 +166,7 @@ class Reading(NamedTuple):
 
 
 def read(made_in: Callable[[], float], used_in: Callable[[], float], seconds: float) -> Reading:
-    """A thread makes elements for a caller that uses them, each in so many seconds."""
+    """Simulates a thread that makes elements and a caller that uses them, with these times."""
     depth, taken = Depth(AUTOTUNE, PLENTY), list[float]()
     ready = asked = changed = waited = 0.0
     while asked < seconds:
@@ -193,7 +193,7 @@ def now_and_then(usual: float, rare: float, chance: float, seed: int) -> Callabl
 
 @pytest.mark.parametrize("seed", range(20))
 def test_depth_settles_within_three_seconds_where_the_caller_is_faster(seed):
-    """It may pause for some milliseconds now and then: for other work of the machine."""
+    """Pauses of some milliseconds do not matter: the machine has other work, too."""
     made, used = now_and_then(0.004, 0.008, 0.2, seed), now_and_then(1e-5, 0.01, 0.001, seed + 99)
     assert read(made, used, seconds=60).changed < 3
 
@@ -278,7 +278,7 @@ def test_a_guessed_depth_is_larger_if_elements_cost_next_to_nothing():
 
 
 def looks(relocation: Relocation, calls: float, program: float, times: int = 2) -> list[bool]:
-    """What is decided when calls use so many seconds of CPU in a second, again and again."""
+    """The decision after many looks at calls that use so many seconds of CPU in each second."""
     use = CpuUse(calls, program)
     return [relocation.note_threads(100, 1.0, use, 100 * 1000.0) for _ in range(times)]
 
@@ -287,9 +287,9 @@ def looks(relocation: Relocation, calls: float, program: float, times: int = 2) 
     ("calls", "program", "moves"),
     [
         (1.0, 1.05, True),  # A function that holds the lock.
-        (0.4, 1.0, True),  # The same, and the consumer holds it, too.
-        (2.9, 3.0, True),  # A function that releases it some of the time.
-        (13.0, 13.2, False),  # A function that releases it.
+        (0.4, 1.0, True),  # A function and a consumer that both hold the lock.
+        (2.9, 3.0, True),  # A function that releases the lock some of the time.
+        (13.0, 13.2, False),  # A function that releases the lock.
         (0.02, 0.1, False),  # A function that waits.
         (0.4, 0.5, False),  # A consumer that is slow.
         (0.4, 4.0, False),  # A source that is busy.
@@ -359,7 +359,7 @@ def test_processes_that_begin_slowly_get_more_time():
 
 
 def read_all(brevity: Brevity, cpu: list[float], clock: list[float]) -> str:
-    """Who reads each dataset, one after the other: the caller (c) or a thread (t)."""
+    """Which thread reads each dataset in turn: the caller (c) or a thread of its own (t)."""
     readers = ""
     for processor, seconds in zip(cpu, clock, strict=True):
         here = brevity.expect()

@@ -101,7 +101,7 @@ def test_a_thread_that_waits_for_a_process_says_for_which_function(tmp_path: Pat
 
 
 def test_a_thread_may_be_making_what_calls_functions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it makes has not all its fields yet."""
+    """The object that it makes does not have all its fields yet."""
     waits, over = threading.Event(), threading.Event()
 
     def wait(*_: Any) -> None:

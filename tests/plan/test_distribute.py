@@ -1,4 +1,4 @@
-"""The node of a distributed dataset: what it knows, and that nothing is done across it."""
+"""The node of a distributed dataset: its properties, and that no rewrite rule crosses it."""
 
 import pickle
 import threading

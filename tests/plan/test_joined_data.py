@@ -1,4 +1,4 @@
-"""Plans with many strings are sent as two arrays for each column of them, and mean the same."""
+"""Plans with many strings are sent as two arrays per column, and decode to the same strings."""
 
 import pickle
 from collections.abc import Iterable

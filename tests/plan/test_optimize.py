@@ -1,4 +1,4 @@
-"""Rewrite rules, one by one: what each makes of a plan, and what it must leave alone."""
+"""Rewrite rules, one by one: how each changes a plan, and which plans it must not change."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Plans and specs without pickles: what goes in comes out, and nothing else gets in."""
+"""Plans and specs without pickles: they decode to what was encoded, and run no foreign code."""
 
 import contextlib
 import functools

@@ -1,4 +1,4 @@
-"""Autosharding: what each worker reads, by which policy and why, and that nothing is lost."""
+"""Autosharding: what each worker reads, which policy is chosen and why; no element is lost."""
 
 import itertools
 from collections import Counter
@@ -55,14 +55,14 @@ def sharding(dataset, policy, workers=2, index=0) -> Sharding:
 
 
 def plan_of(dataset, policy, workers=2, index=0):
-    """The plan of one worker, without the options that asked for it."""
+    """The plan of one worker, without its sharding options."""
     plan = sharding(dataset, policy, workers, index).plan
     assert isinstance(plan, n.WithOptions)
     return plan.input
 
 
 def parts(dataset, policy, workers):
-    """What each worker reads."""
+    """The elements that each worker reads."""
     plan = with_policy(dataset, policy).__plan__
     return [list(Dataset(shard_plan(plan, workers, i).plan)) for i in range(workers)]
 
@@ -510,7 +510,7 @@ def test_trying_a_function_uses_up_no_seeds(lines):
     set_seed(None)
 
 
-# What stays as it was
+# Plans that sharding does not change
 
 
 def test_random_access_stays():
@@ -554,7 +554,7 @@ def test_a_state_of_another_worker_is_refused():
         second.load_state_dict(first.state_dict())
 
 
-# Nothing is lost, nothing comes twice
+# No element is lost, none comes twice
 
 workers = st.integers(1, 5)
 

@@ -1,4 +1,4 @@
-"""`explain()` says what is written, what is run, and what keeps a plan from random access."""
+"""`explain()` shows the plan as written and as run, and what prevents random access."""
 
 from __future__ import annotations
 

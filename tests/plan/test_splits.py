@@ -1,4 +1,4 @@
-"""Splits: however a plan is divided, its pieces are the plan, and no other work is done."""
+"""Splits: the pieces of a plan give together exactly its elements, without extra work."""
 
 import os
 import random
@@ -37,7 +37,7 @@ def run(plan, limit=7):
 
 
 def parts_of(plan):
-    """What each stream gives, as the shape of the plan says."""
+    """The elements of each stream, as the shape of the plan describes it."""
     plan = with_parts(plan)
     shape = shape_of(plan)
     streams = ENDLESS_TRIED if shape.streams == ENDLESS else shape.streams
@@ -578,7 +578,7 @@ def test_bounds_keep_what_is_known_of_specs():
 
 
 def remote_parts(plan):
-    """The plan that the client runs, what it asks for, and the words about it."""
+    """The plan that the client runs, the shape that it requests, and the text of `explain()`."""
     found = []
 
     def remote(part):

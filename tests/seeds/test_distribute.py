@@ -1,6 +1,6 @@
 """The code of the reference pages on distributed input, as printed there, with penstock as `tf`.
 
-The pages' own output is not always right; what TensorFlow really printed is what is expected here.
+The output in the pages is not always right; these tests expect what TensorFlow really printed.
 """
 
 import ast
@@ -32,7 +32,7 @@ def run(name: str, monkeypatch: pytest.MonkeyPatch, **names: Any) -> Any:
     last = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None
     names |= {"tf": tf}
     with warnings.catch_warnings():
-        # The pages name GPUs; that they are not here is said in a warning.
+        # The pages name GPUs; a warning says that this machine has none.
         warnings.filterwarnings("ignore", "MirroredStrategy")
         exec(compile(tree, name, "exec"), names)
         value = (
@@ -53,7 +53,7 @@ def block(*values: str) -> str:
 
 @pytest.fixture
 def two_cpus() -> Iterator[None]:
-    """As on a machine with two devices."""
+    """Makes the strategy see two devices."""
     cpu, one = tf.config.list_physical_devices("CPU")[0], tf.config.LogicalDeviceConfiguration()
     tf.config.set_logical_device_configuration(cpu, [one, one])
     yield

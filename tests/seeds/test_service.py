@@ -1,6 +1,6 @@
 """The code of the reference page on the data service, as printed there, with penstock as `tf`.
 
-The page prints what comes out below each program, as a list: that is what is expected here.
+Below each program the page prints its elements as a list; these tests expect that list.
 """
 
 import ast
@@ -48,7 +48,7 @@ def test_two_processes_share_a_job(tmp_path: Path) -> None:
 
 
 def dispatcher_of_the_page() -> Any:
-    """On the page's port, or on a free one if that is in use."""
+    """A dispatcher on the page's port, or on a free one if that is in use."""
     service = tf.data.experimental.service
     try:
         return service.DispatchServer(service.DispatcherConfig(port=PORT))

@@ -1,4 +1,4 @@
-"""`tf.config`: what is set can be read, and what would have an effect is refused."""
+"""`tf.config`: settings can be read back, and settings that penstock cannot follow fail."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""Concrete functions of `tf.function`, and what else code asks of it besides calling it."""
+"""Concrete functions of `tf.function`, and its attributes that code uses."""
 
 import pickle
 from typing import Any

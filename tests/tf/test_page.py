@@ -1,4 +1,4 @@
-"""docs/from-tensorflow.md says of every name of TensorFlow what is true of it here."""
+"""docs/from-tensorflow.md describes every name of TensorFlow as it is in penstock."""
 
 import functools
 import json

@@ -1,4 +1,4 @@
-"""What docs/from-tensorflow.md says about names that differ is true: one check for each text."""
+"""The notes of docs/from-tensorflow.md on names that differ are true: one check for each."""
 
 import numpy as np
 import pyarrow.ipc

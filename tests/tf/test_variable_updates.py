@@ -1,6 +1,6 @@
-"""Slices of variables that are assigned, and `scatter_*`: what they refuse and which copies change.
+"""Assigned slices of variables, and `scatter_*`: their errors, and which copies change.
 
-What they compute is compared with TensorFlow by `strategy_programs`.
+`strategy_programs` compares their results with TensorFlow.
 """
 
 from typing import Any

@@ -96,7 +96,7 @@ def test_a_sharding_gives_each_device_its_part(sharding: Any, shape: tuple[int, 
 
 @pytest.mark.parametrize("sharding", [None, split("batch"), split()])
 def test_no_array_shares_memory_with_the_dataset(sharding: Any) -> None:
-    # An array that begins where JAX wants it to is taken over by the CPU without a copy.
+    # The CPU uses an array without a copy if its address has the alignment that JAX needs.
     memory = np.zeros(4096 + 64, np.uint8)
     start = -memory.ctypes.data % 64
     source = memory[start : start + 4096].view(np.float32).reshape(64, 16)

@@ -18,7 +18,7 @@ from penstock.errors import InvalidArgumentError, InvalidTypeError, Unimplemente
 COUNT = 10
 ROWS = (np.eye(COUNT, dtype=np.float32), np.full((COUNT, 1), 1e6, np.float32))
 PAIRS = Dataset.from_tensor_slices(ROWS)
-# What Keras says of itself, with NumPy 2.
+# Warnings of Keras about its own code, with NumPy 2.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy")
 ran_out = pytest.mark.filterwarnings("ignore:Your input ran out of data")
 
@@ -147,7 +147,7 @@ def test_an_unknown_number_of_batches_is_one_pass_per_epoch(keras: Any, built: b
 def test_keras_calls_the_adapter_when_it_cuts_an_epoch_short(keras: Any) -> None:
     lengths = iter(
         [1, 4, 10, 4, 2]
-    )  # The first for Keras, which looks at a batch before it begins.
+    )  # The first one is for Keras, which reads a batch before it begins.
 
     def growing() -> Any:
         yield from list(zip(*ROWS, strict=True))[: next(lengths)]

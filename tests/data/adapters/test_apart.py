@@ -1,4 +1,4 @@
-"""Frameworks in processes of their own: settled before they are imported, or not there at all."""
+"""Frameworks in separate processes: configured before the import, or not installed."""
 
 import os
 import socket

@@ -112,7 +112,7 @@ def test_the_length_is_that_of_all_workers_together() -> None:
 
 
 class ResumingDataset(IterableDataset[Any]):
-    """The elements of another one, with a save and a resume in between."""
+    """The elements of another dataset, with a save and a resume between two of them."""
 
     def __init__(self, made: Any) -> None:
         self.made = made

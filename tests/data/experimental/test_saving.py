@@ -88,7 +88,7 @@ def test_what_was_there_is_kept(target: str, tmp_path: Path) -> None:
 
 
 def test_a_shard_may_be_written_twice(target: str, tmp_path: Path) -> None:
-    """As when a worker is killed after it has written a shard, before it replies."""
+    """It is as if a worker was killed between writing a shard and its reply."""
 
     class Twice(saving.ShardWriter):
         def __call__(self, number: Any) -> np.int64:

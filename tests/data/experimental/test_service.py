@@ -1,4 +1,4 @@
-"""The face of the data service: what each call takes, refuses, and says about it."""
+"""The API of the data service: which arguments each call accepts, and its errors."""
 
 import gc
 import json

@@ -1,4 +1,4 @@
-"""The contract of backends, asked of numpy, torch and jax alike."""
+"""The contract of backends: the same tests for numpy, torch and jax."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def backend(request) -> Backend:
 
 
 def places(backend: Backend) -> Any:
-    """The devices that a strategy would take: GPUs where there are any."""
+    """The devices that a strategy would use: GPUs if the machine has any."""
     return backend.handles("GPU") or backend.handles("CPU")
 
 
@@ -48,7 +48,7 @@ def place(backend) -> Any:
 
 
 def align_rows(rows: Any) -> np.ndarray[Any, Any]:
-    """The same array at an address where JAX can take its memory over."""
+    """A copy of the array at an address whose memory JAX can use without a copy."""
     array = np.asarray(rows)
     raw = np.zeros(array.nbytes + 64, np.uint8)
     start = -raw.__array_interface__["data"][0] % 64
@@ -185,7 +185,7 @@ def test_jax_would_have_taken_that_memory_over():
 
 
 def tensors(backend, *arrays) -> list[Any]:
-    """The arrays on different devices, as far as there are."""
+    """Puts each array on another device, if there are enough."""
     handles = places(backend)
     return [backend.put(array, handles[i % len(handles)]) for i, array in enumerate(arrays)]
 
@@ -259,7 +259,7 @@ def test_what_is_computed_without_a_device_is_made_on_the_one_entered():
 
 
 def elsewhere(call, entered) -> Any:
-    """What `call` gives in another thread, inside what was carried over to it."""
+    """The result of `call` in another thread, with the thread state of this one."""
     found = []
 
     def run():

@@ -1,4 +1,4 @@
-"""Deliveries: chunks of steps on their way to the devices, asked of all backends alike."""
+"""Deliveries: they send chunks of steps to devices; the same tests for all backends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What replicas get: against a list model of the rules, for random datasets and options."""
+"""The input of replicas equals a list model of the rules, for random datasets and options."""
 
 import contextlib
 import itertools
@@ -41,7 +41,7 @@ def steps_of(strategy: Any, distributed: Any) -> list[list[Any]]:
 
 
 def outcomes(strategy: Any, iterator: Any) -> list[Any]:
-    """Every step that follows, a failure as a word."""
+    """All remaining steps; a failure is a word."""
     found: list[Any] = []
     while True:
         try:
@@ -65,7 +65,7 @@ def check_every_state(strategy: Any, distributed: Any) -> None:
 
 
 def stream_rule(rows: list[int], batch: int, replicas: int) -> list[list[list[int]]]:
-    """The model: rows cut again and again by one vector of sizes."""
+    """The model: rows are cut by one vector of sizes, which is repeated."""
     least, more = divmod(batch, replicas)
     sizes = [least + (i < more) for i in range(replicas)]
     steps, start = [], 0
@@ -107,7 +107,7 @@ def test_the_two_rules(count: int, batch: int, replicas: int, rounds: int, polic
 
 
 class DeliveredDataset:
-    """A shuffled dataset, and what its replicas were given of it."""
+    """A shuffled dataset, and the rows that its replicas got."""
 
     def __init__(self, count: int, batch: int, replicas: int, mode: str, policy: str) -> None:
         strategy = build_strategy(replicas)
@@ -574,7 +574,7 @@ def cluster() -> Any:
 @pytest.mark.parametrize("policy", ["OFF", "DATA"])
 @pytest.mark.parametrize("kind", SERVED)
 def test_a_state_moves_to_a_service_and_back(cluster: Any, kind: str, policy: str) -> None:
-    """Between the same dataset here and on a service, and other numbers of replicas."""
+    """States are exchanged between local and service datasets, and numbers of replicas."""
     local = with_policy(SERVED[kind]().batch(5), policy)
     served = with_policy(SERVED[kind]().apply(cluster.distribute()).batch(5), policy)
     rows = [int(x) for b in local for x in b]

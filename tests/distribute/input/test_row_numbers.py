@@ -1,4 +1,4 @@
-"""Numbered plans: rows that travel as numbers arrive as if they had travelled themselves."""
+"""Numbered plans: the service sends row numbers, and the rows arrive as if it had sent them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from penstock.plan.optimize import prepare
 
 
 class RowsByNumber(Delivery):
-    """What a GPU does, done by NumPy; notes that it was asked."""
+    """Does with NumPy what a GPU does, and counts the calls."""
 
     def __init__(self, owners: list[int]) -> None:
         self._owners = owners

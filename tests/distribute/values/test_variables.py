@@ -834,7 +834,7 @@ def test_gradients_by_torch() -> None:
 
 
 class Neighbour:
-    """Collectives with one other worker, whose arrays are known."""
+    """Collectives with one other worker that contributes known arrays."""
 
     def __init__(self, *arrays: Any) -> None:
         self.theirs = [np.asarray(array) for array in arrays]

@@ -1,6 +1,6 @@
 """A team: real processes that make one MultiWorkerMirroredStrategy and run the same programs.
 
-`run_team` starts them and returns what each said; a member runs this file as a program. Members are
+`run_team` starts them and returns their reports. A member runs this file as a program. Members are
 ended by their own strategy's timeout, or by their program, never by a clock of the test.
 """
 
@@ -22,7 +22,7 @@ from tests.programs import ForkedProgram
 
 @dataclass(frozen=True)
 class MemberReport:
-    """What a member had to say: an answer per program, and how it ended."""
+    """The report of a member: an answer per program, and how the member ended."""
 
     answers: dict[str, Any]
     status: int
@@ -50,14 +50,14 @@ def run_team(
     timeout: float = 120,
     places: Sequence[str] = (),
 ) -> list[MemberReport]:
-    """What each of the `members` of a team of `workers` said; other workers are not started."""
+    """The reports of `members` of a team of `workers`; other workers are not started."""
     where = list(places) or addresses(workers)
     given = [[index, where, backend, timeout, list(programs)] for index in members]
     return run_processes([["-m", __name__, json.dumps(one)] for one in given])
 
 
 def run_processes(commands: Sequence[Sequence[str]]) -> list[MemberReport]:
-    """What Python processes said, all of them started before the first is waited for."""
+    """Starts Python processes together, waits for them, and returns their reports."""
     own = {
         "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
         "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
@@ -72,7 +72,7 @@ def run_processes(commands: Sequence[Sequence[str]]) -> list[MemberReport]:
 
 
 def _heard(child: ForkedProgram) -> MemberReport:
-    # It may read until now, when its input is closed: that is how a member keeps silent.
+    # A member stays silent by reading its input, which is closed now.
     output = child.communicate()
     lines = [json.loads(line) for line in output.splitlines() if line.startswith('["said"')]
     answers = {name: answer for _, name, answer in lines}
@@ -85,7 +85,7 @@ def say(name: str, answer: Any) -> None:
 
 
 def attempt(name: str, call: Callable[..., Any], *arguments: Any) -> Any:
-    """The result of a call; its error is said, and None comes back."""
+    """The result of a call; if it fails, prints the error and returns None."""
     try:
         return call(*arguments)
     except Exception as error:
@@ -95,7 +95,7 @@ def attempt(name: str, call: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def member(index: int, where: list[str], backend: str, timeout: float, programs: list[str]) -> None:
-    """What a process of the team does."""
+    """Runs a process of the team."""
 
     def make_strategy() -> MultiWorkerMirroredStrategy:
         return MultiWorkerMirroredStrategy(

@@ -1,4 +1,4 @@
-"""What the members of a team do: each program is given its strategy and returns plain data."""
+"""The programs of a team's members: each takes its strategy and returns plain data."""
 
 import os
 import signal
@@ -42,7 +42,7 @@ def examples() -> tf.data.Dataset:
 def train(strategy: Any) -> Any:
     """A linear model by gradient descent; the batch may end up in any number of pieces."""
     with strategy.scope():
-        # Every process starts elsewhere; the first one's start counts.
+        # Every process begins with other weights; those of the first process are used.
         start = np.full((3, 1), strategy._replicas.worker, np.float32)
         weights = tf.Variable(start, aggregation=SUM)
 
@@ -143,7 +143,7 @@ def variables(strategy: Any) -> Any:
 
 
 def disagreements(strategy: Any) -> Any:
-    """Workers that call different things get an error, and can continue."""
+    """Workers that call different collectives get an error, and can continue."""
     collectives, worker = strategy._replicas.collectives, strategy._replicas.worker
     answer = {
         "shapes": outcome(collectives.all_reduce, _own(strategy, np.zeros(3 + worker))),
@@ -201,7 +201,7 @@ def _fill_array(strategy: Any, dtype: str, size: int) -> Any:
 
 
 def tensors(strategy: Any) -> Any:
-    """Which kinds of values come back of tensors that were given."""
+    """The kinds of values that collectives return for tensors."""
     if strategy._replicas.backend.name != "numpy":
         return ["Tensor"] * 4
     one = as_tensor(np.ones(1, np.float32))

@@ -1,4 +1,4 @@
-"""Who takes part and who this process is, as launchers say it; no environment but those given."""
+"""The members of a cluster and the role of this process, from the variables of launchers."""
 
 import json
 from typing import Any

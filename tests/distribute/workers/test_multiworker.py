@@ -1,4 +1,4 @@
-"""MultiWorkerMirroredStrategy in real processes on this machine, and what it says alone."""
+"""MultiWorkerMirroredStrategy in real processes on this machine, and errors in one process."""
 
 import json
 import re
@@ -161,7 +161,7 @@ def test_a_killed_worker_is_named(backend: str, workers: int) -> None:
     for number, one in enumerate(alive):
         kind, message = one["die"]["first"]
         assert kind == "UnavailableError"
-        # The first worker keeps the roll; who asks late may find that it has left as well.
+        # The first worker keeps the list of members; a late worker may find that it has left, too.
         gone = f"{workers - 1}" if number == 0 else f"[0{workers - 1}]"
         assert re.search(rf"Strategy: worker {gone} \(localhost:\d+\) is gone, see", message)
         assert one["die"]["then"][0] == "UnavailableError"
@@ -341,7 +341,7 @@ def test_a_group_that_cannot_be_formed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Failing(collectives.Peers):
-    """Peers that are lost at the first exchange; `absent` is what is found out about them."""
+    """Collectives with peers that are lost at the first exchange; `absent` names them."""
 
     absent: list[int] | None = None
 

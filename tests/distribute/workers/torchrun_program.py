@@ -1,4 +1,4 @@
-"""What each process does that torchrun starts: the strategy reads who it is from its variables."""
+"""The program of each process of torchrun: the strategy reads its role from variables."""
 
 import numpy as np
 

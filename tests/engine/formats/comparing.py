@@ -44,7 +44,7 @@ def assert_same(found: list[Any], expected: list[Any]) -> None:
 
 
 def assert_damaged(path: Path, packing: str | None, elements: list[Any]) -> None:
-    """Reading fails, and what was read before is right."""
+    """Checks that reading fails, and that the elements before the failure are right."""
     found: list[Chunk] = []
     problem = "is damaged at byte|was written|is not a complete GZIP file"
     with pytest.raises(DataLossError, match=f"read_chunks: '{path}' ({problem})"):

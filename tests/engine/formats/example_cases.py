@@ -1,7 +1,7 @@
 """Cases for `parse_example`: how they are drawn, and how they are written as JSON.
 
 A case is a batch of serialized examples with declarations of features. Most messages are encoded
-by hand here, because protobuf would not write what the parser must cope with.
+by hand here, because protobuf does not write the malformed messages that the parser may meet.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ class Sample:
     is_local: bool = False
     """Whether it is read from local disks only."""
     open: Callable[[str], Dataset] | None = None
-    """What reads the same from another path, if it is not the method alone."""
+    """Opens the same source at another path, if calling the method is not enough."""
 
 
 def plain(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Chunk files: what goes in comes out, and damage never goes unseen."""
+"""Chunk files: elements come back as they were written, and damage is always found."""
 
 import contextlib
 import dataclasses
@@ -611,7 +611,7 @@ def test_missing_files(tmp_path: Path) -> None:
 
 
 class FullDisk(io.BytesIO):
-    """Takes some bytes."""
+    """A file that accepts some bytes, and then raises."""
 
     left = 100
 
@@ -662,12 +662,12 @@ def test_cut_anywhere(small: tuple[Path, str | None, list[Any]]) -> None:
     for size in spread(range(len(data)), 200):
         path.write_bytes(data[:size])
         assert_damaged(path, packing, elements)
-    path.write_bytes(data + b"\1")  # Zeros are filling behind a GZIP stream.
+    path.write_bytes(data + b"\1")  # Zeros after a GZIP stream are padding.
     assert_damaged(path, packing, elements)
 
 
 def means_the_same(data: bytes, other: bytes) -> bool:
-    """Whether two gzip files hold the same: nothing checks the time that is in their heads."""
+    """Whether two gzip files have equal contents: no checksum covers the time in their heads."""
     with contextlib.suppress(zlib.error, EOFError, OSError):
         return gzip.decompress(data) == gzip.decompress(other)
     return False
@@ -745,7 +745,7 @@ def test_arrow_files_of_other_programs(tmp_path: Path) -> None:
         elements_of(str(tmp_path / "f"))
 
 
-# Files with right checksums that make no sense
+# Files with right checksums and contradictory contents
 
 
 class CraftedChunk(NamedTuple):

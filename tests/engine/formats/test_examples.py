@@ -127,7 +127,7 @@ def test_sequences_are_serialized_and_parsed():
 
 
 def test_a_step_with_two_lists_and_an_empty_context_feature_are_read():
-    """Deliberately; TensorFlow refuses both (docs/deviations.md)."""
+    """A deliberate deviation: TensorFlow refuses both (docs/deviations.md)."""
     two = cases.encode_feature("int64", [1]) + cases.encode_feature("int64", [2])
     steps = cases.field(1, cases.field(1, b"x") + cases.field(2, cases.field(1, two)))
     sequence = {"x": io.FixedLenSequenceFeature([], "int64")}

@@ -1,4 +1,4 @@
-"""The cache folder of remote files: what is read from it, its bound, crashes and neighbours."""
+"""The cache folder of remote files: reads, its size limit, crashes, and other processes."""
 
 import contextlib
 import os
@@ -178,7 +178,7 @@ def write_in_background(folder: Path, name: str, count: int) -> subprocess.Popen
 
 
 def check_pieces(cache: FileCache, names: str) -> int:
-    """How many pieces are there; each must be whole."""
+    """Counts the pieces in the folder; each must be whole."""
     found = 0
     for name in names:
         for number in range(40):

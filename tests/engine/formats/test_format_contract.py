@@ -41,9 +41,9 @@ def tar_of(files: dict[str, bytes]) -> bytes:
 
 @dataclass
 class Sample:
-    """A file's bytes and what is in them; `damaged` goes wrong after `whole` records.
+    """A file's bytes and the records in them; `damaged` fails after `whole` records.
 
-    Where only one record is lost by that, `behind` follows it.
+    If only one record is lost by the damage, `behind` is the record after it.
     """
 
     format: str
@@ -220,7 +220,7 @@ def test_the_checksum_of_a_compressed_file_is_checked_behind_its_records(
     (tmp_path / "file").write_bytes(packed[:checksum] if kind == "cut" else packed)
     options = {"compression": compression, "buffer_size": buffer_size, **sample.options}
     reader = open_reader(sample.format, tmp_path / "file", options)
-    # A last line without an end may be cut short, so it is not given out.
+    # A last line without a line end may be cut short, so it is no record.
     is_unended = sample.format in LINES and not sample.content.endswith(b"\n")
     expected = sample.records[:-1] if is_unended else sample.records
     found: list[Any] = []

@@ -130,7 +130,7 @@ def test_malformed_rows(tmp_path: Path, bad: bytes, problem: str, buffer_size: i
 @pytest.mark.parametrize("buffer_size", [0, 1, 7])
 @pytest.mark.parametrize("limit", [1, 100])
 def test_a_stray_quote_takes_one_line_with_it(tmp_path: Path, buffer_size: int, limit: int) -> None:
-    """The quote in line 2 opens no field; that in line 3 is closed by the next, which is stray."""
+    """The quote in line 2 opens no field. A stray quote closes the field of line 3."""
     (tmp_path / "file").write_bytes(b'1,2\n3"3,4\n5,"6\n7,"8",9\n"a\nb",c\n"d\n')
     reader = CsvReader(tmp_path / "file", buffer_size=buffer_size)
     found: list[Any] = []

@@ -1,4 +1,4 @@
-"""Opening and finding files, here and behind fsspec, and what is said when that fails."""
+"""Opening and finding local files and files of fsspec, and the errors when that fails."""
 
 import errno
 import gzip
@@ -37,7 +37,7 @@ from penstock.errors import (
 
 
 class FaultyFile(io.RawIOBase):
-    """Gives or takes 3 bytes, then raises; claims that it can seek."""
+    """A file that reads or writes 3 bytes, then raises; it claims that it can seek."""
 
     def __init__(self, error: Exception) -> None:
         self.error, self.left = error, 1

@@ -1,4 +1,4 @@
-"""Indexes of TFRecord files and tar archives: when they are used, and when they must not be."""
+"""Indexes of TFRecord files and tar archives: when they are used, and when they are refused."""
 
 import os
 import threading

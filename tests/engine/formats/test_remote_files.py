@@ -1,4 +1,4 @@
-"""Files behind requests: what is fetched, what is repeated, and what is refused."""
+"""Remote files: which bytes are fetched, which requests are repeated, and which refused."""
 
 import random
 import threading
@@ -40,7 +40,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FileServ
 
 
 def fail_first(count: int, kind: str, method: str = "GET") -> Callable[[str, str, str], str]:
-    """A fault of the first requests with a method."""
+    """A fault that hits the first requests of an HTTP method."""
     left = [kind] * count
     return lambda found, path, span: left.pop() if left and found == method else ""
 

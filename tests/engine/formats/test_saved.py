@@ -303,7 +303,7 @@ def test_saving_again_replaces(tmp_path: Path) -> None:
     Dataset.range(7, 9).save(tmp_path / "s")
     assert load_numbers(tmp_path / "s") == [7, 8]
     assert len(list((tmp_path / "s").rglob("*.snapshot"))) == 1
-    # What is not its own is left alone, even if it looks like a run.
+    # `save` removes no file of the user, even if its name looks like a run.
     assert (tmp_path / "s" / "123456789").is_dir()
     assert (tmp_path / "s" / "notes.txt").read_text() == "mine"
 
@@ -458,7 +458,7 @@ def test_killed_at_a_later_save(tmp_path: Path) -> None:
 
 
 def test_killed_right_after_the_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The lock names a run that counts, and the run before it still lies there."""
+    """The lock names a complete run, and the run before it is not deleted yet."""
     Dataset.range(2).save(tmp_path / "s")
     before = saved.describe(str(tmp_path / "s"))
     shutil.copytree(tmp_path / "s" / before.run, tmp_path / "kept")
@@ -497,7 +497,7 @@ def test_other_file_systems() -> None:
 
 
 def test_specs_of_another_kind_change_nothing(tmp_path: Path) -> None:
-    """A dtype that changes on the way is found before anything counts."""
+    """A dtype that changes between elements is found before the dataset is complete."""
     run = saved.RunWriter(str(tmp_path / "s"), None, None, "Dataset.snapshot")
     run.write(Chunk.of([np.int64(1)]))
     with pytest.raises(InvalidTypeError, match="Dataset.snapshot: elements must have the same"):

@@ -1,4 +1,4 @@
-"""The contract of all sources of columns: what they give, from where, and how they fail."""
+"""The contract of all sources of columns: their elements, their paths, and their errors."""
 
 import shutil
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ BY_POSITION = {name: sample for name, sample in SAMPLES.items() if sample.has_ra
 TABLES = {name: sample for name, sample in FILES.items() if sample.has_random_access}
 
 SIGNS = "damaged|complete|not an Arrow|ends|no lines|not a row"
-"""How errors tell of a file that is cut short."""
+"""How errors describe a file that is cut short."""
 
 
 @pytest.fixture(params=SAMPLES)

@@ -1,4 +1,4 @@
-"""Rows of large batches are written by call processes, and come out as those of threads do."""
+"""Call processes write rows of large batches; the batches equal those that threads make."""
 
 import gc
 import os

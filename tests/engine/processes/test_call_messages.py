@@ -1,4 +1,4 @@
-"""Functions, structures and errors as they travel to another process."""
+"""Functions, structures and errors arrive unchanged in another process."""
 
 import collections
 import dataclasses

@@ -1,4 +1,4 @@
-"""Shared memory: reused when no array shows it, never waited for, freed at the end."""
+"""Shared memory: reused when no array shows it, without ever blocking; freed at the end."""
 
 import gc
 import os
@@ -93,7 +93,7 @@ def test_a_dropped_connection_is_collected() -> None:
     assert kept[0, 0] == 1
 
 
-# The two sides alone
+# Each side without the other
 
 
 def test_the_cell_that_came_back_last_is_given_out_first() -> None:

@@ -1,4 +1,4 @@
-"""How processes ended, in words."""
+"""The text that says how a process ended."""
 
 import pytest
 

@@ -1,6 +1,6 @@
 """Calls move to processes while an iteration runs, if they may and can.
 
-Whether threads scale is decided by `Relocation`, which has tests of its own. Here it always finds
+`Relocation` decides whether threads scale, and has tests of its own. Here it always decides
 that they do not.
 """
 
@@ -66,7 +66,7 @@ def test_a_state_saved_in_threads_resumes_in_processes() -> None:
 
 
 def wait_for_decision(dataset: Dataset) -> str:
-    """What explain() says once it is decided where the calls run."""
+    """Reads until the place of the calls is decided; returns the text of explain()."""
     iterator = iter(dataset)
     for _, process in iterator:
         assert process == HOME

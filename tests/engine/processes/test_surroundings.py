@@ -1,4 +1,4 @@
-"""Call processes have the folder, the environment and the modules of the program, also later."""
+"""Call processes follow the folder, the environment and the modules of the program."""
 
 import importlib
 import os

@@ -43,7 +43,7 @@ def test_a_pull_behind_a_remainder_gives_many_batches(documents: Dataset) -> Non
 
 
 def generate_values(values: list[Any], spec: TensorSpec, log: list[int]) -> Dataset:
-    """What a generator yields: it raises exceptions in `values` and logs how far it got."""
+    """A dataset of a generator, which raises the exceptions in `values` and logs its progress."""
 
     def generate() -> Iterator[Any]:
         for number, value in enumerate(values):
@@ -57,7 +57,7 @@ def generate_values(values: list[Any], spec: TensorSpec, log: list[int]) -> Data
 
 @pytest.fixture
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No generator counts as slow, however busy the machine is."""
+    """Lets no generator count as slow, even if the machine is busy."""
     monkeypatch.setattr(sources, "BUDGET", 600.0)
 
 
@@ -92,7 +92,7 @@ ONE_BY_ONE: dict[str, Callable[[Dataset], Dataset]] = {
 
 @pytest.fixture
 def needed_counts(fast: None, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Receives how many elements each pull from a generator needs."""
+    """A list that receives how many elements each pull from a generator needs."""
     found: list[int] = []
     pull = GeneratorStream.pull_needed
 
@@ -240,7 +240,7 @@ def test_unbatch_hands_on_the_rows_before_an_uneven_element() -> None:
 
 
 def test_a_large_batch_is_in_memory_once() -> None:
-    """Not a second time as the function's results, nor a third time as its arguments."""
+    """There is no second copy as the function's results, and no third as its arguments."""
     rows = np.arange(600)[:, None] + np.zeros((1, 12_800), np.int64)
     batches = iter(Dataset.from_tensor_slices(rows).map(lambda row: row[::-1]).batch(200))
     size = next(batches).nbytes

@@ -130,7 +130,7 @@ def test_a_partial_pass_of_batches_completes_nothing(keep_elements: Any) -> None
 
 
 def test_a_generator_is_not_asked_before_its_consumer_has_what_came_before() -> None:
-    """It would block: the consumer sets the event once it has the element."""
+    """Looking would block: the consumer sets the event only after it has the element."""
     used = threading.Event()
     used.set()
 
@@ -189,7 +189,7 @@ def test_a_failure_behind_the_last_element_taken_is_raised_when_it_is_asked_for(
 def test_a_failure_behind_the_last_element_taken_leaves_the_recording_incomplete(
     keep_elements: Any,
 ) -> None:
-    """Also if several operators look for its end: after a failure, a generator seems to end."""
+    """This holds even if several operators look for the end: a failed generator seems to end."""
 
     def fail_at_last() -> Any:
         yield from range(COUNT)

@@ -172,7 +172,7 @@ def test_datasets_that_call_functions_get_a_thread_for_each(
 def test_short_datasets_give_the_same_elements_from_every_state(
     handover: float, ordered: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However long they take: read by the caller, or by threads after their first elements."""
+    """Slow and fast ones: the caller reads them, or threads after their first elements."""
     set_handover(monkeypatch, handover)
     monkeypatch.setattr(tuning.Brevity, "expect", lambda self: True)
     plan = interleave_numbers(LENGTHS, 3, 2, num_parallel_calls=3, deterministic=ordered)._plan

@@ -1,4 +1,4 @@
-"""`mix`: exact proportions, weights that change at a checkpoint, ends, and what was drawn."""
+"""`mix`: exact proportions, weights that change at a checkpoint, ends, and buffered elements."""
 
 import itertools
 from collections import Counter

@@ -1,4 +1,4 @@
-"""`pack`: rows as the list model makes them, wherever they are resumed, and clear errors."""
+"""`pack`: the rows equal those of the list model, also after a resume; and clear errors."""
 
 import itertools
 from typing import Any

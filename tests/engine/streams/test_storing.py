@@ -207,7 +207,7 @@ def test_going_on_within_a_reading_pass(keep_elements: Make, position: int, tmp_
 def test_every_pass_behind_a_shuffle_has_the_order_of_the_first(
     keep: str, epoch: int, position: int, tmp_path: Path
 ) -> None:
-    """Also if a new process, which finds nothing kept, resumes a later pass and fills again."""
+    """This includes a new process that finds no files, resumes a later pass and fills again."""
 
     def make() -> Dataset:
         shuffled = Dataset.range(10).shuffle(10, seed=1)
@@ -248,7 +248,7 @@ def test_shuffled_input_resumes_in_its_own_order(keep_elements: Make) -> None:
     begun = [int(next(first)) for _ in range(7)]
     state = first.state_dict()
     first.close()
-    # Another pass, in another order, is what is kept.
+    # The files keep another pass, in another order.
     whole = rest(iter(keep_elements(shuffled)))
     assert sorted(whole) == list(range(20))
     assert sorted(begun + rest(resume_reading(keep_elements(shuffled), state))) == list(range(20))
@@ -275,7 +275,7 @@ def test_a_full_disk(
     monkeypatch.setattr("penstock.engine.formats.chunks.BLOCK_BYTES", 64)
     dataset = keep_elements(Dataset.range(50))
     iterator = read(dataset, 40)
-    # It is known at once; elements and states are as good as ever.
+    # The reader learns of the failure at once; elements and states are still right.
     assert "no space is left for" in caplog.text
     assert files(tmp_path) == []
     assert rest(resume_reading(dataset, iterator.state_dict())) == list(range(40, 50))
@@ -367,7 +367,7 @@ sys.stdin.read()
 
 
 def holder(method: str, path: Path) -> subprocess.Popen[bytes]:
-    """A process that is filling, and waits in the middle of it."""
+    """Starts a process that fills, and waits in the middle of the pass."""
     command = [sys.executable, "-c", HOLDER, method, str(path)]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert process.stdout is not None

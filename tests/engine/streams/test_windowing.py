@@ -1,4 +1,4 @@
-"""Groups: many elements are pulled at once, and the size of a window is found once."""
+"""Groups: many elements are pulled at once, and each window's size is computed once."""
 
 from collections.abc import Iterator
 
