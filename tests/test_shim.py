@@ -6,7 +6,7 @@ import warnings
 import numpy as np
 import pytest
 
-from penstock import shim as tf
+import penstock as tf
 from penstock.element.dtypes import as_dtype
 from penstock.element.ragged import Ragged
 from penstock.element.spec import RaggedTensorSpec, TensorSpec

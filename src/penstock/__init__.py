@@ -45,12 +45,10 @@ from penstock.element.spec import (
     TypeSpec,
 )
 from penstock.missing_names import missing_from_module
-from penstock.shim import (
+from penstock.shim.arrays import (
     cast,
     constant,
-    function,
     ones,
-    print,
     range,
     reduce_mean,
     reduce_sum,
@@ -58,6 +56,8 @@ from penstock.shim import (
     square,
     zeros,
 )
+from penstock.shim.printing import print
+from penstock.shim.signature import function
 from penstock.version import VERSION
 
 if TYPE_CHECKING:

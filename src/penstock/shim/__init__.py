@@ -4,31 +4,3 @@ NumPy in, NumPy out, with TensorFlow's dtypes (an int is an int32, a float a flo
 bytes). No more than that: inside a pipeline users write NumPy, torch or jax. Arguments that only
 steer TensorFlow (`name`, `jit_compile`, ...) are accepted and change nothing.
 """
-
-from penstock.shim.arrays import (
-    cast,
-    constant,
-    ones,
-    range,
-    reduce_mean,
-    reduce_sum,
-    shape,
-    square,
-    zeros,
-)
-from penstock.shim.printing import print
-from penstock.shim.signature import function
-
-__all__ = [
-    "function",
-    "constant",
-    "cast",
-    "range",
-    "zeros",
-    "ones",
-    "shape",
-    "square",
-    "reduce_sum",
-    "reduce_mean",
-    "print",
-]

@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from penstock import shim
 from penstock.distribute.values.variables import Variable
 from penstock.element import nest
 from penstock.element.spec import TensorSpec
 from penstock.errors import InvalidArgumentError, InvalidTypeError, OutOfRangeError
+from penstock.shim import signature
 from penstock.tf.arrays import convert_to_tensor
 from penstock.tf.values import Tensor, as_tensor
 
@@ -49,7 +49,7 @@ def function(
     >>> count(tf.data.Dataset.range(3)).numpy()
     np.int32(3)
     """
-    checked = shim.function(func, input_signature, **experimental)
+    checked = signature.function(func, input_signature, **experimental)
     if func is None:
         return functools.partial(function, input_signature=input_signature)
     return FunctionOfTensors(checked)

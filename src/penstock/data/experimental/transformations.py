@@ -31,6 +31,40 @@ from penstock.errors import (
 )
 from penstock.plan.nodes import AssertCardinality, Data, GroupByReducer, Slices
 
+__all__ = [
+    "assert_cardinality",
+    "at",
+    "bucket_by_sequence_length",
+    "cardinality",
+    "choose_from_datasets",
+    "Counter",
+    "dense_to_ragged_batch",
+    "enable_debug_mode",
+    "enumerate_dataset",
+    "from_list",
+    "get_next_as_optional",
+    "get_single_element",
+    "get_structure",
+    "group_by_reducer",
+    "group_by_window",
+    "ignore_errors",
+    "load",
+    "map_and_batch",
+    "pad_to_cardinality",
+    "parallel_interleave",
+    "RandomDataset",
+    "Reducer",
+    "rejection_resample",
+    "sample_from_datasets",
+    "save",
+    "scan",
+    "shuffle_and_repeat",
+    "snapshot",
+    "take_while",
+    "unbatch",
+    "unique",
+]
+
 Transformation = Callable[[Dataset], Dataset]
 
 
