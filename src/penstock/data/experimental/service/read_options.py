@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,51 +45,46 @@ class CrossTrainerCache:
             )
 
 
-@dataclass(frozen=True)
 class ReadOptions:
-    """The arguments that `distribute` and `from_dataset_id` share; `where` is the public call."""
+    """The arguments that `distribute` and `from_dataset_id` share.
 
-    where: str
-    processing_mode: Any
-    job_name: Any
-    consumer_index: Any
-    num_consumers: Any
-    max_outstanding_requests: Any
-    data_transfer_protocol: Any
-    cross_trainer_cache: Any
-    target_workers: Any
+    `where` is the public call, and `given` has its arguments by name.
+    """
 
-    def __post_init__(self) -> None:
-        _parse_mode(self.where, self.processing_mode)
-        _check_job_name(self.where, self.job_name)
-        _parse_consumers(self.where, self.job_name, self.consumer_index, self.num_consumers)
+    def __init__(self, where: str, given: Mapping[str, Any]) -> None:
+        self._where, self._given = where, given
+        mode, job_name = _parse_mode(where, given["processing_mode"]), given["job_name"]
+        _check_job_name(where, job_name)
+        index, count = _parse_consumers(
+            where, job_name, given["consumer_index"], given["num_consumers"]
+        )
+        self._fields = {
+            "mode": mode,
+            "job_name": job_name,
+            "consumer_index": index,
+            "num_consumers": count,
+        }
 
     def fields(self) -> dict[str, Any]:
         """The fields of the node `Distribute`."""
-        where = self.where
-        index, count = _parse_consumers(
-            where, self.job_name, self.consumer_index, self.num_consumers
-        )
-        trainer = _parse_trainer(where, self.cross_trainer_cache)
-        if trainer is not None and (self.job_name is None or count is not None):
+        where, given = self._where, self._given
+        job_name, count = self._fields["job_name"], self._fields["num_consumers"]
+        trainer = _parse_trainer(where, given["cross_trainer_cache"])
+        if trainer is not None and (job_name is None or count is not None):
             raise InvalidArgumentError(
                 f"{where}: cross_trainer_cache needs a job_name, and no num_consumers, got "
-                f"{self.job_name!r} and {count}; trainers meet in a job, and each gets all of it"
+                f"{job_name!r} and {count}; trainers meet in a job, and each gets all of it"
             )
-        target = _parse_target(where, self.target_workers)
+        target = _parse_target(where, given["target_workers"])
         if target == "LOCAL" and count is not None:
             raise InvalidArgumentError(
                 f'{where}: target_workers="LOCAL" reads from workers of this host only, and '
                 f"consumers of a coordinated read (num_consumers={count}) need the same workers; "
                 "leave one of both out"
             )
-        return {
-            "mode": _parse_mode(where, self.processing_mode),
-            "job_name": self.job_name,
-            "consumer_index": index,
-            "num_consumers": count,
-            "max_outstanding": _parse_outstanding(where, self.max_outstanding_requests),
-            "transfer": _parse_transfer(where, self.data_transfer_protocol),
+        return self._fields | {
+            "max_outstanding": _parse_outstanding(where, given["max_outstanding_requests"]),
+            "transfer": _parse_transfer(where, given["data_transfer_protocol"]),
             "trainer": trainer,
             "target": target,
         }

@@ -68,17 +68,7 @@ def distribute(
     1 2 3 4
     """
     where = "service.distribute"
-    options = ReadOptions(
-        where=where,
-        processing_mode=processing_mode,
-        job_name=job_name,
-        consumer_index=consumer_index,
-        num_consumers=num_consumers,
-        max_outstanding_requests=max_outstanding_requests,
-        data_transfer_protocol=data_transfer_protocol,
-        cross_trainer_cache=cross_trainer_cache,
-        target_workers=target_workers,
-    )
+    options = ReadOptions(where, locals())
     _check_compression(where, compression)
 
     def apply(dataset: Dataset) -> Dataset:
@@ -158,17 +148,7 @@ def from_dataset_id(
     0 1 2 3
     """
     where = "service.from_dataset_id"
-    options = ReadOptions(
-        where=where,
-        processing_mode=processing_mode,
-        job_name=job_name,
-        consumer_index=consumer_index,
-        num_consumers=num_consumers,
-        max_outstanding_requests=max_outstanding_requests,
-        data_transfer_protocol=data_transfer_protocol,
-        cross_trainer_cache=cross_trainer_cache,
-        target_workers=target_workers,
-    )
+    options = ReadOptions(where, locals())
     url, fields = _dispatcher_url(where, service), options.fields()
     name = _parse_dataset_id(where, dataset_id)
     spec, count = _look_up(where, url, name, element_spec)
