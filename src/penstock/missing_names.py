@@ -197,9 +197,7 @@ def missing_from_distribute(module: str, name: str, known: Iterable[str]) -> Att
     >>> print(missing_from_distribute("distribute", "coordinator", []))
     distribute.coordinator does not exist: use MultiWorkerMirroredStrategy
     """
-    if name in _DISTRIBUTE:
-        return attribute_error(f"{module}.{name} does not exist: {_DISTRIBUTE[name]}")
-    return missing(module, name, known)
+    return missing(module, name, known, _DISTRIBUTE.get(name))
 
 
 def missing_from_strategy(strategy: str, name: str, known: Iterable[str]) -> AttributeError:
@@ -208,11 +206,10 @@ def missing_from_strategy(strategy: str, name: str, known: Iterable[str]) -> Att
     >>> print(missing_from_strategy("MirroredStrategy", "unwrap", []))
     MirroredStrategy.unwrap does not exist: call experimental_local_results
     """
-    if name in STRATEGY_METHODS:
-        instead = STRATEGY_METHODS[name]
-        instead = instead if ":" in instead else f"call {instead}"
-        return attribute_error(f"{strategy}.{name} does not exist: {instead}")
-    return missing(strategy, name, known)
+    instead = STRATEGY_METHODS.get(name)
+    if instead is not None and ":" not in instead:
+        instead = f"call {instead}"
+    return missing(strategy, name, known, instead)
 
 
 def missing_from_module(module: str, name: str, known: Iterable[str]) -> AttributeError:
@@ -227,10 +224,9 @@ def missing_from_module(module: str, name: str, known: Iterable[str]) -> Attribu
     """
     path = f"{module}.{name}"
     instead = _INSTEAD.get(name) if module == "penstock" else _IN_MODULES.get(path)
-    if instead is not None:
-        return attribute_error(f"{path} does not exist: {instead}")
-    close = _closest(name, tuple(known))
-    return attribute_error(f"{path} does not exist; {_did_you_mean(close) or _OTHERS}")
+    if instead is None and not _closest(name, tuple(known)):
+        return attribute_error(f"{path} does not exist; {_OTHERS}")
+    return missing(module, name, known, instead)
 
 
 def refuse_names(
@@ -259,24 +255,22 @@ def missing_from_dataset(
     if name == "__array__" and asker.startswith("keras."):
         # With an AttributeError, Keras would refuse the dataset in its own words.
         return TypeError("Keras cannot read a Dataset; write model.fit(dataset.as_keras())")
-    if name in _OF_OTHER_DATA:
-        return attribute_error(f"Dataset.{name} does not exist: {_OF_OTHER_DATA[name]}")
-    return missing("Dataset", name, known)
+    return missing("Dataset", name, known, _OF_OTHER_DATA.get(name))
 
 
-def missing(owner: str, name: str, known: Iterable[str]) -> AttributeError:
-    """The error for a name that may be misspelt.
+def missing(
+    owner: str, name: str, known: Iterable[str], instead: str | None = None
+) -> AttributeError:
+    """The error for a name that may be misspelt, unless it is known what to write `instead`.
 
     >>> print(missing("Dataset", "shufffle", ["shuffle", "map"]))
     Dataset.shufffle does not exist; did you mean shuffle?
     """
+    if instead is not None:
+        return attribute_error(f"{owner}.{name} does not exist: {instead}")
     close = _closest(name, tuple(known))
-    hint = f"; {_did_you_mean(close)}" if close else ""
+    hint = f"; did you mean {close}?" if close else ""
     return attribute_error(f"{owner}.{name} does not exist{hint}")
-
-
-def _did_you_mean(close: str) -> str:
-    return f"did you mean {close}?" if close else ""
 
 
 @functools.lru_cache(1024)
