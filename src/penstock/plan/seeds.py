@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, cast
@@ -98,19 +98,18 @@ def generator(key: int, *parts: int) -> np.random.Generator:
     return np.random.Generator(np.random.PCG64(words))
 
 
-class _SeedSequence:
-    """Seeds derived from a key and a count of draws; `draw` is thread-safe."""
-
-    def __init__(self, key: int) -> None:
-        self.key = key
-        self._numbers = itertools.count()
-
-    def draw(self) -> int:
-        return derive(self.key, next(self._numbers)) >> 1
+Draw = Callable[[], int]
+"""Returns a new seed; thread-safe."""
 
 
-_global: _SeedSequence | None = None
-_scope: ContextVar[_SeedSequence | None] = ContextVar("penstock_seed_scope", default=None)
+def _draw_from(key: int) -> Draw:
+    """Seeds derived from a key and a count of draws."""
+    numbers = itertools.count()
+    return lambda: derive(key, next(numbers)) >> 1
+
+
+_global: Draw | None = None
+_scope: ContextVar[Draw | None] = ContextVar("penstock_seed_scope", default=None)
 
 
 def set_seed(seed: int | None) -> None:
@@ -131,13 +130,13 @@ def set_seed(seed: int | None) -> None:
         )
     if seed is not None and not -(1 << 63) <= seed < 1 << 64:
         raise InvalidArgumentError(f"random.set_seed: seed must fit into 64 bits, got {seed}")
-    _global = None if seed is None else _SeedSequence(derive(int(seed)))
+    _global = None if seed is None else _draw_from(derive(int(seed)))
 
 
 def draw() -> int:
     """A new seed of 63 bits: from `seed_scope`, from `set_seed`, or from the operating system."""
     source = _scope.get() or _global
-    return secrets.randbits(63) if source is None else source.draw()
+    return secrets.randbits(63) if source is None else source()
 
 
 def is_reproducible() -> bool:
@@ -152,7 +151,7 @@ def seed_scope(key: int) -> Iterator[None]:
     Functions that build datasets are called in such a scope, so that a dataset that is built again
     gets the same seeds.
     """
-    token = _scope.set(_SeedSequence(int(key)))
+    token = _scope.set(_draw_from(int(key)))
     try:
         yield
     finally:
