@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_right
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -50,34 +51,29 @@ class Division(NamedTuple):
         return file, number - begun, number + 1 == self.ends[file]
 
 
-class Files:
-    """The files of one file reader, in parts."""
+def divide_files(reader: nodes.Records) -> tuple[int, Callable[[int], Node]] | None:
+    """The number of parts of a file reader's files, and what makes a file reader of one part.
 
-    def __init__(self, reader: nodes.Records, division: Division) -> None:
-        self._reader = reader
-        self._division = division
-        ends = division.ends
-        count = reader.input.cardinality
-        self.streams = ends * count if isinstance(ends, int) else ends[-1]
+    None if its plan does not say how the files are divided. A part that does not exist is empty.
+    """
+    options = dict(reader.options)
+    if DIVISION not in options:
+        return None
+    division = Division(*options.pop(DIVISION))
+    ends, files = division.ends, reader.input
+    parts = ends * files.cardinality if isinstance(ends, int) else ends[-1]
 
-    def make(self, number: int) -> Node:
-        """A file reader of part `number`; it is empty if there is no such part."""
-        options = tuple(pair for pair in self._reader.options if pair[0] != DIVISION)
-        if number >= self.streams:
-            return replace(self._reader, input=nodes.Take(self._reader.input, 0), options=options)
-        file, part, last = self._division.find(number)
-        name = nodes.Tail(bound_plan(self._reader.input, file + 1), file)
+    def make(number: int) -> Node:
+        if number >= parts:
+            return replace(reader, input=nodes.Take(files, 0), options=tuple(options.items()))
+        file, part, last = division.find(number)
+        own = options.copy()
         if part or not last:
-            size = self._division.size
-            stop = None if last else (part + 1) * size
-            options = (*options, ("part", (part * size, stop)))
-        return replace(self._reader, input=name, options=options)
+            own["part"] = (part * division.size, None if last else (part + 1) * division.size)
+        name = nodes.Tail(bound_plan(files, file + 1), file)
+        return replace(reader, input=name, options=tuple(own.items()))
 
-
-def divided_files(reader: nodes.Records) -> Files | None:
-    """The files of a file reader, if its plan says how they are divided."""
-    division = dict(reader.options).get(DIVISION)
-    return None if division is None else Files(reader, Division(*division))
+    return parts, make
 
 
 def with_parts(node: Node) -> Node:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from penstock.plan import nodes
 from penstock.plan.bounds import bound_plan
 from penstock.plan.nodes import INFINITE, UNKNOWN, Node
-from penstock.plan.parts import divided_files
+from penstock.plan.parts import divide_files
 from penstock.plan.shape import ENDLESS, Turns
 from penstock.plan.traits import Trait
 
@@ -43,8 +43,8 @@ def pieces_of(node: Node) -> Pieces | None:
     match node:
         case nodes.Saved(shards=shards) if shards:
             return Pieces(len(shards), lambda number: _saved_shard(node, number))
-        case nodes.Records() if (files := divided_files(node)) is not None:
-            return Pieces(files.streams, files.make)
+        case nodes.Records() if (parts := divide_files(node)) is not None:
+            return Pieces(*parts)
         case nodes.Concatenate(first, second):
             return _concatenate(pieces_of(first), pieces_of(second))
         case _ if Trait.ELEMENTWISE in node.traits:
