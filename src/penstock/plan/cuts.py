@@ -9,7 +9,7 @@ from typing import Any
 from penstock.element import nest
 from penstock.element.spec import DatasetSpec
 from penstock.plan import nodes
-from penstock.plan.nodes import OPAQUE, Node, options_of, walk_plan
+from penstock.plan.nodes import OPAQUE, Node, options_of, walk_plan, with_options_of
 from penstock.plan.options import Options, ShardingPolicy
 from penstock.plan.pieces import pieces_of
 from penstock.plan.shard import in_order
@@ -55,19 +55,13 @@ class _Cutter:
             return node
         if not _gives_datasets(node) and (_is_divisible(node) or not _contains_divisible(node)):
             self.made += 1
-            return self._remote(self._with_options(node))
+            part = node if node is self._plan else with_options_of(self._plan, node)
+            return self._remote(part)
         before = self.made
         inputs = tuple(map(self.cut, node.inputs))
         if self.made > before and not self.above:
             self.above.append(node)
         return node.with_inputs(inputs)
-
-    def _with_options(self, node: Node) -> Node:
-        """A part gets all options of the plan, including options that were set after it."""
-        options = options_of(self._plan)
-        if node is self._plan or options == Options():
-            return node
-        return nodes.WithOptions(node, options.make_frozen())
 
     @property
     def words(self) -> str:

@@ -298,7 +298,10 @@ class _Fields(NamedTuple):
         """Makes the defaults that are no constants; raises TypeError if a value is missing."""
         for field in self.without_constant:
             if own[field.name] is dataclasses.MISSING:
-                own[field.name] = _default(field)
+                make = field.default_factory
+                if make is dataclasses.MISSING:
+                    raise TypeError(f"an argument {field.name!r} is missing")
+                own[field.name] = make()
 
 
 @cache
@@ -309,12 +312,6 @@ def _fields_of(kind: type[Node]) -> _Fields:
         {field.name: field.default for field in fields},
         tuple(field for field in fields if field.default is dataclasses.MISSING),
     )
-
-
-def _default(field: dataclasses.Field[Any]) -> Any:
-    if field.default_factory is dataclasses.MISSING:
-        raise TypeError(f"an argument {field.name!r} is missing")
-    return field.default_factory()
 
 
 @cache
@@ -1495,6 +1492,12 @@ def options_of(node: Node) -> Options:
 
 
 NO_OPTIONS = Options().make_frozen()
+
+
+def with_options_of(plan: Node, part: Node) -> Node:
+    """A part of a plan, with all options of the plan, wherever they were set."""
+    options = options_of(plan)
+    return part if options == NO_OPTIONS else WithOptions(part, options.make_frozen())
 
 
 def _options_in(node: Node) -> Iterator[Options]:

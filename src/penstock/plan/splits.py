@@ -9,8 +9,7 @@ from __future__ import annotations
 from typing import assert_never
 
 from penstock.errors import InvalidArgumentError
-from penstock.plan import nodes
-from penstock.plan.nodes import Node, options_of
+from penstock.plan.nodes import Node, with_options_of
 from penstock.plan.options import ShardingPolicy
 from penstock.plan.parts import begin_part, with_parts
 from penstock.plan.pieces import inputs_of, pieces_of
@@ -52,7 +51,7 @@ def piece(
         case Form.SPLIT:
             return begin_part(_split_piece(in_order(plan), stream), begin)
         case Form.TURNS:
-            return _with_options_of(plan, inputs_of(in_order(plan), stream, *inputs))
+            return with_options_of(plan, inputs_of(in_order(plan), stream, *inputs))
         case Form.SHARD:
             return service_shard(plan, ShardingPolicy(policy), streams, stream)
         case Form.SHARE:
@@ -68,10 +67,4 @@ def _split_piece(plan: Node, stream: int) -> Node:
             f"piece: {plan.blocked}, so this plan is not divided into pieces; "
             'ask for it as a whole, form "single"'
         )
-    return _with_options_of(plan, pieces.make(stream))
-
-
-def _with_options_of(plan: Node, made: Node) -> Node:
-    """A piece gets all options of the plan, wherever they were set."""
-    options = options_of(plan)
-    return made if options == nodes.NO_OPTIONS else nodes.WithOptions(made, options.make_frozen())
+    return with_options_of(plan, pieces.make(stream))
