@@ -174,10 +174,7 @@ def draws_inside(node: Node) -> bool:
 
     Together the shards are the whole dataset only if all processes draw the same order.
     """
-    if isinstance(node, Shard) and node.shards > 1:
-        before = walk_plan(node.input, into_services=False)
-        return any(Trait.MAKES_DATASETS in one.traits for one in before)
-    return not node.sealed and any(map(draws_inside, node.inputs))
+    return any(Trait.MAKES_DATASETS in one.traits for one in _before_shards(node))
 
 
 def shards_epochs(node: Node) -> bool:
@@ -185,21 +182,25 @@ def shards_epochs(node: Node) -> bool:
 
     Together the shards are the whole dataset only if all processes count the same epoch.
     """
-    if isinstance(node, Shard) and node.shards > 1:
-        before = walk_plan(node.input, into_services=False)
-        return any(Trait.DRAWS_ORDER in one.traits and one.by_epoch for one in before)
-    return not node.sealed and any(map(shards_epochs, node.inputs))
+    return any(Trait.DRAWS_ORDER in one.traits and one.by_epoch for one in _before_shards(node))
+
+
+def _before_shards(node: Node) -> Iterator[Node]:
+    """The operators before each `shard`, besides those of services."""
+    for one in walk_plan(node, into_services=False):
+        if isinstance(one, Shard) and one.shards > 1:
+            yield from walk_plan(one.input, into_services=False)
 
 
 def with_seeds(node: Node, seeds: list[int]) -> Node:
     """The plan with other seeds, in the order of `seeds_of`."""
-    return _replace_seeds(node, list(seeds))
+    remaining = iter(seeds)
 
+    def change(node: Node) -> Node:
+        node = node.with_inputs(tuple(map(change, node.inputs)))
+        name = node.seed_field
+        old = None if name is None else getattr(node, name)
+        seed = old if old is None else next(remaining, old)
+        return node if seed == old else replace(node, **{str(name): seed})
 
-def _replace_seeds(node: Node, remaining: list[int]) -> Node:
-    node = node.with_inputs(tuple(_replace_seeds(part, remaining) for part in node.inputs))
-    name = node.seed_field
-    if name is None or getattr(node, name) is None or not remaining:
-        return node
-    seed = remaining.pop(0)
-    return node if getattr(node, name) == seed else replace(node, **{name: seed})
+    return change(node)
