@@ -122,8 +122,7 @@ class Checkpoint:
         return path
 
     def _write(self, path: str) -> str:
-        encoder = ValueEncoder()
-        content = encoder.pack(encoder.value({"saves": self._saves, "objects": self._state()}))
+        content = ValueEncoder().pack({"saves": self._saves, "objects": self._state()})
         _replace(path + _ENDING, content)
         return path
 

@@ -69,8 +69,13 @@ def decode(data: bytes, resolve: Resolve = resolve_none) -> Node:
             f"decode: not a plan of version {VERSION}, it begins with {bytes(data[:24])!r}; "
             "use the same version of penstock on both sides"
         )
+
+    class Decoder(pickle.Unpickler):
+        def persistent_load(self, pid: ArrayReference) -> Any:
+            return resolve(pid)
+
     try:
-        node = _Decoder(io.BytesIO(body), resolve).load()
+        node = Decoder(io.BytesIO(body)).load()
     except OpError:
         raise
     except Exception as error:
@@ -78,15 +83,6 @@ def decode(data: bytes, resolve: Resolve = resolve_none) -> Node:
     if not isinstance(node, Node):
         raise InvalidArgumentError(f"decode: this is not a plan but a {type(node).__name__}")
     return node
-
-
-class _Decoder(pickle.Unpickler):
-    def __init__(self, body: io.BytesIO, resolve: Resolve) -> None:
-        super().__init__(body)
-        self._resolve = resolve
-
-    def persistent_load(self, pid: ArrayReference) -> Any:
-        return self._resolve(pid)
 
 
 def fingerprint(node: Node) -> int:

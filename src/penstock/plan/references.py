@@ -49,8 +49,7 @@ def encode_by_reference(node: Node, refer: Refer = refer_to_none) -> bytes:
     >>> decode_by_reference(encode_by_reference(Take(Random(seed=1), 3)), ())
     Take(input=Random(seed=1, rerandomize=False, drawn=False), count=3)
     """
-    encoder = _PlanEncoder(refer)
-    return _HEADER + encoder.pack(encoder.value(node))
+    return _HEADER + _PlanEncoder(refer).pack(node)
 
 
 def decode_by_reference(
@@ -71,9 +70,8 @@ def encode_spec(spec: Any) -> bytes:
     >>> decode_spec(encode_spec({"a": TensorSpec([None], "int32")}))
     {'a': TensorSpec(shape=(None,), dtype=tf.int32, name=None)}
     """
-    encoder = ValueEncoder()
     try:
-        return _SPEC_HEADER + encoder.pack(encoder.value(spec))
+        return _SPEC_HEADER + ValueEncoder().pack(spec)
     except InvalidArgumentError as error:
         raise InvalidArgumentError(f"element_spec: {error.message}") from None
 
@@ -132,7 +130,11 @@ class _PlanEncoder(ValueEncoder):
         if isinstance(module, str) and isinstance(name, str) and module != "__main__":
             found = _find_attribute(sys.modules.get(module), name)
         if found is None or found != call:
-            raise _no_name_error(call)
+            raise InvalidArgumentError(
+                f"distribute by reference: {Function(call)} has no name that a worker could import "
+                "it by; define it with def at the top level of a module that the workers have (not "
+                "in __main__, not inside a function), and pass values to it with functools.partial"
+            )
         return f"{module}:{name}"
 
     def _argument(self, call: Any, value: Any) -> Json:
@@ -143,14 +145,6 @@ class _PlanEncoder(ValueEncoder):
                 f"distribute by reference: {Function(call)} is a partial with {value!r:.60}, and "
                 f"{error.message}"
             ) from None
-
-
-def _no_name_error(call: Any) -> Exception:
-    return InvalidArgumentError(
-        f"distribute by reference: {Function(call)} has no name that a worker could import it by; "
-        "define it with def at the top level of a module that the workers have (not in __main__, "
-        "not inside a function), and pass values to it with functools.partial"
-    )
 
 
 class _PlanDecoder(ValueDecoder):

@@ -62,9 +62,9 @@ class ValueEncoder:
         self._blobs: list[bytes] = []
         self._size = 0
 
-    def pack(self, text: Json) -> bytes:
-        """The length of the JSON, the JSON, and the bytes that were collected."""
-        body = json.dumps(text, separators=(",", ":")).encode()
+    def pack(self, value: Any) -> bytes:
+        """A value as the length of its JSON, the JSON, and the bytes that were collected."""
+        body = json.dumps(self.value(value), separators=(",", ":")).encode()
         return b"".join([len(body).to_bytes(8, "little"), body, *self._blobs])
 
     def value(self, value: Any) -> Json:
