@@ -13,15 +13,14 @@ import pytest
 from penstock.delivery import cuda, jax_delivery, locked_memory, row_fetch
 from penstock.delivery.cuda import Driver
 from penstock.delivery.locked_memory import Buffers, LockedArrays
-from penstock.delivery.row_fetch import RowFetch, owners_of_row_numbers
+from penstock.delivery.row_fetch import owners_of_row_numbers, plan_copies
 from penstock.element import nest
 from penstock.element.chunk import Chunk
 from tests.delivery.simulated_cuda import Library, OlderLibrary, deliver_chunk
 
 
-def fetch(library: Library, *columns: Any) -> RowFetch:
-    rows = Chunk(nest.tuple_of(len(columns)), list(columns), len(columns[0]))
-    return RowFetch(rows, Driver(library))
+def plan(library: Library, rows: Any, numbers: Any) -> Any:
+    return plan_copies(rows, np.array(numbers), Driver(library))
 
 
 @pytest.mark.parametrize(
@@ -31,14 +30,14 @@ def test_rows_arrive_in_order(library, numbers):
     rows = np.arange(80.0).reshape(10, 8)
     numbers = np.array(numbers)
     out = np.zeros((*numbers.shape, 8))
-    copies = fetch(library, rows).copies(0, numbers)
+    copies = plan(library, rows, numbers)
     assert copies.begin(out.ctypes.data, 7)
     np.testing.assert_array_equal(out, rows[numbers])
 
 
 def test_rows_that_lie_one_behind_the_other_are_one_copy(library):
     rows = np.arange(80.0).reshape(10, 8)
-    copies = fetch(library, rows).copies(0, np.array([[2, 3, 4, 8, 9, 0]]))
+    copies = plan(library, rows, [[2, 3, 4, 8, 9, 0]])
     assert copies.sizes.tolist() == [3 * 64, 2 * 64, 64]
 
 
@@ -46,27 +45,26 @@ def test_older_drivers_copy_rows_too(monkeypatch):
     monkeypatch.setattr(row_fetch, "LOCKED", LockedArrays())
     rows = np.zeros((4, 8 << 10))
     library = OlderLibrary()
-    copies = fetch(library, rows).copies(0, np.array([[2, 0]]))
+    copies = plan(library, rows, [[2, 0]])
     out = np.ones((2, 8 << 10))
     assert copies.begin(out.ctypes.data, 0)
     assert not out.any()
 
 
 def test_small_rows_and_none_are_left_to_the_host(library):
-    few = fetch(library, np.arange(10.0), np.zeros((10, 0)), np.arange(80.0).reshape(10, 8))
-    assert few.copies(0, np.array([[3, 1]])) is None
-    assert few.copies(0, np.array([[3, 4]])) is not None
-    assert few.copies(1, np.array([[3, 1]])) is None
-    assert few.copies(2, np.zeros((1, 0), int)) is None
+    assert plan(library, np.arange(10.0), [[3, 1]]) is None
+    assert plan(library, np.arange(10.0), [[3, 4]]) is not None
+    assert plan(library, np.zeros((10, 0)), [[3, 1]]) is None
+    assert plan(library, np.arange(80.0).reshape(10, 8), np.zeros((1, 0), int)) is None
 
 
 def test_a_driver_that_cannot_copy_or_lock_says_so(monkeypatch):
     monkeypatch.setattr(row_fetch, "LOCKED", LockedArrays())
     rows = np.zeros((4, 8 << 10))
     refusing = Library(cuMemcpyBatchAsync_v2=1)
-    assert not fetch(refusing, rows).copies(0, np.array([[2]])).begin(0, 0)
+    assert not plan(refusing, rows, [[2]]).begin(0, 0)
     monkeypatch.setattr(row_fetch, "LOCKED", LockedArrays())
-    assert fetch(Library(cuMemHostRegister_v2=712), rows).copies(0, np.array([[2]])) is None
+    assert plan(Library(cuMemHostRegister_v2=712), rows, [[2]]) is None
     assert not Driver(type("Old", (), {"cuInit": print})()).copies_rows
 
 

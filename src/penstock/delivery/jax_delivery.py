@@ -19,7 +19,7 @@ from penstock.delivery.cuda import Driver, address_of, driver
 from penstock.delivery.jax_berths import Handle, Landing, receive_landed
 from penstock.delivery.locked_memory import Buffers
 from penstock.delivery.moving import ColumnDelivery, may_keep_memory
-from penstock.delivery.row_fetch import RowFetch, fetch_rows, owners_of_row_numbers
+from penstock.delivery.row_fetch import fetch_rows, owners_of_row_numbers, plan_copies
 from penstock.element.chunk import Chunk
 from penstock.element.columns import Array
 from penstock.element.dtypes import to_native
@@ -146,33 +146,32 @@ class JaxCudaRows(JaxCudaDelivery):
         rows: Chunk,
     ) -> None:
         super().__init__(handles, columns, ahead, cuda)
-        self._fetch = RowFetch(rows, cuda)
+        self._rows = rows
 
     def _send_columns(self, chunk: Chunk) -> Chunk:
-        return fetch_rows(chunk, self._fetch.rows, self._owners(chunk), self._fetch_leaf)
+        return fetch_rows(chunk, self._rows, self._owners(chunk), self._fetch_leaf)
 
     def _fetch_leaf(self, leaf: int, owner: int, numbers: Array) -> list[Any]:
         handle = self._handles[owner]
         return [self._fetch_batch(leaf, handle, batch) for batch in numbers]
 
     def _fetch_batch(self, leaf: int, handle: Handle, numbers: Array) -> Any:
-        column: Any = self._fetch.rows.columns[leaf]
+        column: Any = self._rows.columns[leaf]
         shape = (*numbers.shape, *column.shape[1:])
-        landed = self._fetch_by_gpu(leaf, handle, numbers, shape)
+        landed = self._fetch_by_gpu(column, handle, numbers, shape)
         if landed is not None:
             return landed
         return self._move_leaf(shape, column.dtype, handle, self._gather_rows, column, numbers)
 
     def _fetch_by_gpu(
-        self, leaf: int, handle: Handle, numbers: Array, shape: tuple[int, ...]
+        self, column: Array, handle: Handle, numbers: Array, shape: tuple[int, ...]
     ) -> Any:
-        column: Any = self._fetch.rows.columns[leaf]
         large = int(np.prod(shape, dtype=np.int64)) * column.itemsize >= _LARGE
         if not large or jax.dtypes.canonicalize_dtype(column.dtype) != column.dtype:
             return None
         landing = self._landings[handle]
         with self._cuda.on(landing.gpu):
-            copies = self._fetch.copies(leaf, numbers)
+            copies = plan_copies(column, numbers, self._cuda)
         return None if copies is None else landing.begin(copies.begin, shape, column.dtype)
 
     def _gather_rows(self, memory: Array, column: Array, numbers: Array) -> None:

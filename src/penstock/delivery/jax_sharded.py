@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -34,24 +35,19 @@ def open_sharded(where: str, sharding: Any, ahead: int) -> Delivery:
     devices = sorted(sharding.addressable_devices, key=lambda device: device.id)
     ordinary = {None, devices[0].default_memory().kind}
     if not sharding.is_fully_addressable or sharding.memory_kind not in ordinary:
-        return ColumnDelivery([sharding], None, _ProcessRows(where).move)
+        return ColumnDelivery([sharding], None, partial(_move_process_rows, where))
     inner = open_delivery(list(map(Handle, devices)), None, ahead)
     return ShardedDelivery(Parts(where, sharding, devices), inner)
 
 
-class _ProcessRows:
+def _move_process_rows(where: str, array: Array, alone: bool, sharding: Any) -> list[Any]:
     """Makes global arrays of which every process contributes its own rows."""
-
-    def __init__(self, where: str) -> None:
-        self._where = where
-
-    def move(self, array: Array, alone: bool, sharding: Any) -> list[Any]:
-        rows = to_native(array).copy()
-        try:
-            make = jax.make_array_from_process_local_data
-            return [make(sharding, rows[i, ...]) for i in range(len(rows))]
-        except _UNFIT as error:
-            raise refuse_shape(self._where, array.shape[1:], sharding) from error
+    rows = to_native(array).copy()
+    try:
+        make = jax.make_array_from_process_local_data
+        return [make(sharding, rows[i, ...]) for i in range(len(rows))]
+    except _UNFIT as error:
+        raise refuse_shape(where, array.shape[1:], sharding) from error
 
 
 def refuse_shape(where: str, shape: tuple[int, ...], sharding: Any) -> InvalidArgumentError:

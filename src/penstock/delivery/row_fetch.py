@@ -44,31 +44,23 @@ class Copies:
             return self.cuda.copy_rows(to, self.sources, self.sizes, stream)
 
 
-class RowFetch:
-    """Plans how a GPU reads rows out of the host's memory."""
-
-    def __init__(self, rows: Chunk, cuda: Driver) -> None:
-        self.rows = rows
-        self.cuda = cuda
-
-    def copies(self, leaf: int, numbers: Array) -> Copies | None:
-        """The copies that fetch rows of a leaf; None if the host should gather them instead."""
-        column: Any = self.rows.columns[leaf]
-        nbytes = column.nbytes // max(len(column), 1)
-        flat = numbers.ravel()
-        if not flat.size * nbytes:
-            return None
-        starts = np.flatnonzero(np.diff(flat, prepend=flat[0] - 2) != 1)
-        if flat.size * nbytes < _WORTH_FETCHING * len(starts):
-            return None
-        if not LOCKED.lock(column, self.cuda):
-            return None
-        return Copies(
-            cuda=self.cuda,
-            offsets=(starts * nbytes).astype(np.uint64),
-            sources=(flat[starts] * nbytes + address_of(column)).astype(np.uint64),
-            sizes=(np.diff(starts, append=flat.size) * nbytes).astype(np.uint64),
-        )
+def plan_copies(column: Array, numbers: Array, cuda: Driver) -> Copies | None:
+    """How a GPU reads rows from the host's memory; None if the host should gather them instead."""
+    nbytes = column.nbytes // max(len(column), 1)
+    flat = numbers.ravel()
+    if not flat.size * nbytes:
+        return None
+    starts = np.flatnonzero(np.diff(flat, prepend=flat[0] - 2) != 1)
+    if flat.size * nbytes < _WORTH_FETCHING * len(starts):
+        return None
+    if not LOCKED.lock(column, cuda):
+        return None
+    return Copies(
+        cuda=cuda,
+        offsets=(starts * nbytes).astype(np.uint64),
+        sources=(flat[starts] * nbytes + address_of(column)).astype(np.uint64),
+        sizes=(np.diff(starts, append=flat.size) * nbytes).astype(np.uint64),
+    )
 
 
 def owners_of_row_numbers(owners: Sequence[int] | None, leaves: int) -> list[int] | None:

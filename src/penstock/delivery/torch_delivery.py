@@ -21,7 +21,7 @@ import torch
 from penstock.delivery.cuda import Driver, driver
 from penstock.delivery.locked_memory import LOCKED, is_reused
 from penstock.delivery.moving import ColumnDelivery, may_keep_memory, own_rows
-from penstock.delivery.row_fetch import RowFetch, fetch_rows, owners_of_row_numbers
+from penstock.delivery.row_fetch import fetch_rows, owners_of_row_numbers, plan_copies
 from penstock.element.chunk import Chunk
 from penstock.element.columns import Array
 from penstock.element.dtypes import to_native
@@ -210,33 +210,34 @@ class CudaRows(CudaDelivery):
         cuda: Driver,
     ) -> None:
         super().__init__(handles, columns, ahead)
-        self._fetch = RowFetch(rows, cuda)
+        self._rows, self._cuda = rows, cuda
 
     def _send_columns(self, chunk: Chunk) -> Chunk:
-        return fetch_rows(chunk, self._fetch.rows, self._owners(chunk), self._fetch_leaf)
+        return fetch_rows(chunk, self._rows, self._owners(chunk), self._fetch_leaf)
 
     def _fetch_leaf(self, leaf: int, owner: int, numbers: Array) -> Sequence[torch.Tensor]:
+        column: Any = self._rows.columns[leaf]
         handle = self._handles[owner]
         on_gpu = handle.type == "cuda"
-        tensor = self._read_by_gpu(leaf, numbers, handle) if on_gpu else None
+        tensor = self._read_by_gpu(column, numbers, handle) if on_gpu else None
         if tensor is not None:
             return _rows_of(tensor)
-        gathered = self._gather_rows(leaf, numbers)
+        gathered = self._gather_rows(column, numbers)
         return _rows_of(self._upload(gathered, handle) if on_gpu else gathered)
 
-    def _read_by_gpu(self, leaf: int, numbers: Array, handle: torch.device) -> torch.Tensor | None:
-        column: Any = self._fetch.rows.columns[leaf]
+    def _read_by_gpu(
+        self, column: Array, numbers: Array, handle: torch.device
+    ) -> torch.Tensor | None:
         stream = self._streams[handle]
-        with torch.cuda.stream(stream), self._fetch.cuda.on(handle.index or 0):
-            copies = self._fetch.copies(leaf, numbers)
+        with torch.cuda.stream(stream), self._cuda.on(handle.index or 0):
+            copies = plan_copies(column, numbers, self._cuda)
             if copies is None:
                 return None
             shape = (*numbers.shape, *column.shape[1:])
             tensor = torch.empty(shape, dtype=dtype_of(column.dtype), device=handle)
             return tensor if copies.begin(tensor.data_ptr(), stream.cuda_stream) else None
 
-    def _gather_rows(self, leaf: int, numbers: Array) -> torch.Tensor:
-        column: Any = self._fetch.rows.columns[leaf]
+    def _gather_rows(self, column: Array, numbers: Array) -> torch.Tensor:
         tensor, memory = allocate_locked((*numbers.shape, *column.shape[1:]), column.dtype)
         flat = memory.reshape(numbers.size, *column.shape[1:])
         self._gather.into(flat, column, numbers.ravel())
