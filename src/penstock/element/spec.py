@@ -62,8 +62,7 @@ class TensorShape:
             return TensorShape(None)
         return TensorShape(self.dims + more.dims)
 
-    def __add__(self, other: Any) -> TensorShape:
-        return self.concatenate(other)
+    __add__ = concatenate
 
     def __radd__(self, other: Any) -> TensorShape:
         return TensorShape(other).concatenate(self)
@@ -290,7 +289,9 @@ class TypeSpec:
 
     def _overlaps(self, other: TypeSpec) -> bool:
         """Whether a value can fit both specs."""
-        return self == other
+        return self.relax(other) is not None and _shape_of(self).is_compatible_with(
+            _shape_of(other)
+        )
 
     def is_subtype_of(self, other: Any) -> bool:
         """Whether every value that fits this spec fits the other one.
@@ -328,11 +329,16 @@ class TypeSpec:
     @property
     def rows(self) -> int | None:
         """The leading dimension, if there is one and it is known."""
-        dims = getattr(self, "shape", _NO_SHAPE).dims
+        dims = _shape_of(self).dims
         return dims[0] if dims else None
 
 
 _NO_SHAPE = TensorShape(None)
+
+
+def _shape_of(spec: TypeSpec) -> TensorShape:
+    shape: TensorShape = getattr(spec, "shape", _NO_SHAPE)
+    return shape
 
 
 @dataclass(frozen=True, repr=False)
@@ -374,13 +380,6 @@ class TensorSpec(TypeSpec):
 
     def is_compatible_with(self, spec_or_tensor: Any) -> bool:
         return super().is_compatible_with(spec_or_tensor)
-
-    def _overlaps(self, other: TypeSpec) -> bool:
-        return (
-            isinstance(other, TensorSpec)
-            and other.dtype == self.dtype
-            and self.shape.is_compatible_with(other.shape)
-        )
 
     def is_subtype_of(self, other: Any) -> bool:
         named = isinstance(other, TensorSpec) and (not self.name or self.name == other.name)
@@ -449,13 +448,6 @@ class RaggedTensorSpec(TypeSpec):
             return None
         shape = self.shape.relax(other.shape)  # type: ignore[attr-defined]
         return RaggedTensorSpec(shape, self.dtype, self.ragged_rank, self.row_splits_dtype)
-
-    def _overlaps(self, other: TypeSpec) -> bool:
-        return (
-            isinstance(other, RaggedTensorSpec)
-            and (other.dtype, other.ragged_rank) == (self.dtype, self.ragged_rank)
-            and self.shape.is_compatible_with(other.shape)
-        )
 
     def is_subtype_of(self, other: Any) -> bool:
         return isinstance(other, RaggedTensorSpec) and self.relax(other) == other
