@@ -38,11 +38,8 @@ def structure_to_json(tree: Tree) -> Json:
     if kind is tuple:
         return ["tuple", parts]
     if kind in (dict, OrderedDict):
-        # optree sorts leaves by key, but the dict must keep the order of its items.
-        level: Any = tree.one_level()
-        places = nest.unflatten(level, range(len(parts)))
         name = "dict" if kind is dict else "ordered"
-        return [name, [[_key_to_json(key), parts[place]] for key, place in places.items()]]
+        return [name, [[_key_to_json(key), parts[place]] for key, place in _places(tree).items()]]
     return [_kind(kind), kind.__module__, kind.__qualname__, _fields(kind), parts]
 
 
@@ -81,11 +78,16 @@ def _items(tree: Tree, count: int) -> list[tuple[str, int]]:
     """The key and the place of each part of a structure."""
     kind: Any = tree.type
     if kind in (dict, OrderedDict):
-        level: Any = tree.one_level()
-        places = nest.unflatten(level, range(count))
-        return [(_key_text(key), place) for key, place in places.items()]
+        return [(_key_text(key), place) for key, place in _places(tree).items()]
     fields = map(str, range(count)) if kind is tuple else _fields(kind)
     return [(name, place) for place, name in enumerate(fields)]
+
+
+def _places(tree: Tree) -> dict[Any, int]:
+    """The place of each part of a dict: optree sorts them by key, a dict keeps their order."""
+    level: Any = tree.one_level()
+    places: dict[Any, int] = nest.unflatten(level, range(level.num_leaves))
+    return places
 
 
 def _key_text(key: Any) -> str:
