@@ -12,6 +12,7 @@ from types import MethodType
 from typing import Any
 
 from penstock.data.arguments import describe
+from penstock.data.arguments import signature as check_specs
 from penstock.element import nest
 from penstock.element.spec import TensorSpec, TypeSpec
 from penstock.element.values import as_value, spec_of_leaf
@@ -50,13 +51,8 @@ def _specs(signature: Sequence[Any]) -> tuple[Any, ...]:
         raise InvalidTypeError(
             f"function: input_signature must be a list or tuple of specs, got {describe(signature)}"
         )
-    for leaf in nest.flatten(tuple(signature))[0]:
-        if not isinstance(leaf, TypeSpec):
-            raise InvalidTypeError(
-                "function: input_signature must hold specs such as TensorSpec, "
-                f"got {describe(leaf)}"
-            )
-    return tuple(signature)
+    checked: tuple[Any, ...] = check_specs("function", tuple(signature), "input_signature")
+    return checked
 
 
 class _CheckedFunction:
