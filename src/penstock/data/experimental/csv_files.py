@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from penstock.data import arguments as check
-from penstock.data.arguments import AUTOTUNE
 from penstock.data.dataset import Dataset
 from penstock.data.experimental.example_datasets import take_turns
 from penstock.data.file_datasets import plan_records, reader_options
@@ -223,20 +222,20 @@ def make_csv_dataset(
         na_value=na_value,
         encoding=encoding,
     )
-    columns = table.columns(
+    columns, defaults, numbers = table.columns(
         names=column_names,
         defaults=column_defaults,
         selected=select_columns,
         rows=num_rows_for_inference,
     )
-    _check_label(where, label_name, columns.names)
+    _check_label(where, label_name, columns)
     rows = functools.partial(
         CsvDataset,
-        record_defaults=columns.defaults,
+        record_defaults=defaults,
         compression_type=compression_type,
         header=header,
         na_value=na_value,
-        select_cols=columns.numbers,
+        select_cols=numbers,
         **grammar,
     )
     names = Dataset.from_tensor_slices(found)
@@ -248,8 +247,8 @@ def make_csv_dataset(
         ds = ds.shuffle(shuffle_buffer_size, shuffle_seed)
     ds = ds if num_epochs == 1 else ds.repeat(num_epochs)
     ds = ds.batch(batch_size, drop_remainder=num_epochs is None)
-    ds = ds.map(functools.partial(by_name, tuple(columns.names), label_name))
-    return ds.prefetch(AUTOTUNE if prefetch_buffer_size is None else prefetch_buffer_size)
+    ds = ds.map(functools.partial(by_name, tuple(columns), label_name))
+    return ds.prefetch(prefetch_buffer_size)
 
 
 def _check_encoding(where: str, encoding: Any) -> None:
@@ -278,15 +277,6 @@ def by_name(names: tuple[str, ...], label_name: str | None, *columns: Any) -> An
 
 
 @dataclass(frozen=True)
-class Columns:
-    """The columns to read: names, defaults, and numbers (None for all there are)."""
-
-    names: list[str]
-    defaults: list[Any]
-    numbers: list[int] | None
-
-
-@dataclass(frozen=True)
 class Table:
     """CSV files with the same columns, how to read them, and the call to name in errors."""
 
@@ -303,8 +293,11 @@ class Table:
         defaults: Sequence[Any] | None,
         selected: Sequence[Any] | None,
         rows: int | None,
-    ) -> Columns:
-        """The columns as given; arguments that are None are inferred from the files."""
+    ) -> tuple[list[str], list[Any], list[int] | None]:
+        """The columns to read: names, defaults, and numbers (None for all there are).
+
+        Arguments that are None are inferred from the files.
+        """
         every = self._header_names() if names is None else list(names)
         if len(set(every)) < len(every):
             raise InvalidArgumentError(f"{self.where}: column_names must differ, got {every}")
@@ -321,7 +314,7 @@ class Table:
                 f"that are read, got {len(values)}"
             )
         chosen = [every[i] for i in numbers]
-        return Columns(chosen, values, None if selected is None else numbers)
+        return chosen, values, None if selected is None else numbers
 
     def _check_selection(self, numbers: list[int], selected: Sequence[Any]) -> None:
         if not numbers or len(set(numbers)) < len(numbers):

@@ -140,7 +140,7 @@ def make_batched_features_dataset(
     ds = ds.batch(batch_size, drop_remainder=drop_final_batch or num_epochs is None).apply(parse)
     if label_key:
         ds = ds.map(functools.partial(split_label, label_key))
-    return ds.prefetch(AUTOTUNE if prefetch_buffer_size is None else prefetch_buffer_size)
+    return ds.prefetch(prefetch_buffer_size)
 
 
 def open_file(reader: Callable[..., Any], arguments: tuple[Any, ...], path: Any) -> Any:
