@@ -83,15 +83,6 @@ def _close_all() -> None:
         iterator.close()
 
 
-def _let_ctrl_c_end_waits() -> None:
-    """Makes Ctrl-C end a call that waits, as in every Python program.
-
-    A library with a handler of its own (polars) may have had such calls begin again instead. Then
-    Ctrl-C would be noticed only when the wait is over.
-    """
-    signal.siginterrupt(signal.SIGINT, True)
-
-
 def _draw_key(plan: Node) -> int:
     """The key of random numbers inside datasets that functions make; below a shard, a constant."""
     return derive(0) if draws_inside(plan) and not seeds.is_reproducible() else seeds.draw()
@@ -245,7 +236,9 @@ class Iterator(PublicNames):
             self._count += elements
 
     def _open_stream(self) -> None:
-        _let_ctrl_c_end_waits()
+        # Ctrl-C ends a call that waits. A library with a handler of its own (polars) may have had
+        # such calls begin again instead.
+        signal.siginterrupt(signal.SIGINT, True)
         if self._is_first_epoch:
             _warn_of_same_order(self._written, type(self))
         if not self._opened:

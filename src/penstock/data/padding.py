@@ -202,10 +202,5 @@ def fill_unknown(shapes: Any, spec: Any, is_declared: bool, length: int) -> Any:
 def _fill_dims(dims: Dims | None, length: int, known_by_chance: bool) -> Dims | None:
     if dims is None:
         return None
-    filled: list[int | None] = []
-    for size in dims:
-        if size is None:
-            filled.append(length)
-        else:
-            filled.append(None if known_by_chance else size)
-    return tuple(filled)
+    known = [None] * len(dims) if known_by_chance else dims
+    return tuple(length if size is None else one for size, one in zip(dims, known, strict=True))

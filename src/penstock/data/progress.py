@@ -130,36 +130,29 @@ def _open_rich(done: int, total: int | None, description: str, unit: str) -> Ite
 
 @contextlib.contextmanager
 def _open_text(done: int, total: int | None, description: str, unit: str) -> Iterator[Advance]:
-    bar = _TextBar(done, total, description, unit)
+    """Writes a line each second: `train: 120 of 500 (batch), 40.2 per second`."""
+    first = done
+    started = written = time.monotonic()
+    before = f"{description}: " if description else ""
+    of = "" if total is None else f" of {total}"
+
+    def advance() -> None:
+        nonlocal done
+        done += 1
+        if time.monotonic() - written >= _EVERY:
+            write()
+
+    def write() -> None:
+        nonlocal written
+        written = time.monotonic()
+        rate = (done - first) / max(written - started, 1e-9)
+        text = f"{before}{done}{of} ({unit}), {rate:.1f} per second"
+        print(text, file=sys.stderr, flush=True)
+
     try:
-        yield bar.advance
+        yield advance
     finally:
-        bar.write()
-
-
-class _TextBar:
-    """Writes a line each second: `train: 120 of 500 batches, 40.2 per second`."""
-
-    def __init__(self, done: int, total: int | None, description: str, unit: str) -> None:
-        self._done = self._first = done
-        self._of = "" if total is None else f" of {total}"
-        self._before = f"{description}: " if description else ""
-        self._unit = unit
-        self._started = self._written = time.monotonic()
-
-    def advance(self) -> None:
-        self._done += 1
-        if time.monotonic() - self._written >= _EVERY:
-            self.write()
-
-    def write(self) -> None:
-        self._written = time.monotonic()
-        rate = (self._done - self._first) / max(self._written - self._started, 1e-9)
-        print(
-            f"{self._before}{self._done}{self._of} ({self._unit}), {rate:.1f} per second",
-            file=sys.stderr,
-            flush=True,
-        )
+        write()
 
 
 @contextlib.contextmanager

@@ -347,13 +347,7 @@ def _convert_types(batch: Any) -> Any:
 
 def _choose_check(dataset: Dataset) -> Check:
     """Checks the first batch, unless the spec of all batches was checked before."""
-    if known_spec(dataset.__plan__) is not None:
-        return lambda chunk: None
-    return _check_first()
-
-
-def _check_first() -> Check:
-    is_checked = False
+    is_checked = known_spec(dataset.__plan__) is not None
 
     def check(chunk: Chunk) -> None:
         nonlocal is_checked

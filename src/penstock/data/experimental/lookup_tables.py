@@ -68,8 +68,7 @@ class LookupTable:
         text = key if isinstance(key, bytes) else str(key).encode()
         return len(self._found) + fingerprint64(text) % self._buckets
 
-    def __getitem__(self, keys: Any) -> Any:
-        return self.lookup(keys)
+    __getitem__ = lookup
 
     def entries(self) -> tuple[Array, Array]:
         """The keys and their values, without buckets."""
@@ -82,8 +81,7 @@ class LookupTable:
         """The number of keys, and of the buckets of other keys."""
         return len(self._found) + self._buckets
 
-    def __len__(self) -> int:
-        return self.size()
+    __len__ = size
 
 
 class DatasetInitializer:
