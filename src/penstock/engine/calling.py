@@ -47,7 +47,7 @@ class Calling:
         self._processes: _ProcessCalls | None = None
         self._places: BatchPlaces | None = None
         self._preparation: _Preparation | None = None
-        known, reason = calls.function.calls_run
+        known, reason = calls.function.notes.calls_run
         automatic = executor == "auto" and parallelism.processes > 1 and may_move()
         searches = automatic and not known
         most = min(parallelism.processes, cores())
@@ -114,7 +114,7 @@ class Calling:
             return self.threads.call(future.chunk, future.ordinal)
         if self._processes is not None:
             self._processes.note(future.chunk, made)
-            self._calls.function.note_task_rows(self._processes.rows)
+            self._calls.function.notes.task_rows = self._processes.rows
         if not isinstance(made.made, Chunk):
             _add_elements(made.made, future.chunk)
         elif self._places is not None:
@@ -125,14 +125,14 @@ class Calling:
         """Submits all further tasks to processes."""
         parallelism = self._parallelism
         moved = _ProcessCalls(function, parallelism.processes, parallelism.nbytes)
-        moved.rows = max(self.threads.rows, self._calls.function.task_rows)
+        moved.rows = max(self.threads.rows, self._calls.function.notes.task_rows)
         self._processes, self._preparation = moved, None
-        self._calls.function.note_calls("processes", reason)
+        self._calls.function.notes.calls_run = ("processes", reason)
 
     def _return_to_threads(self, reason: str) -> None:
         """Submits all further tasks to threads."""
         self._processes = self._preparation = self._relocation = None
-        self._calls.function.note_calls("threads", reason)
+        self._calls.function.notes.calls_run = ("threads", reason)
 
     def note_rate(self, elements: int, seconds: float, nbytes_each: float) -> None:
         """Notes how many elements were handed on in how much time, and their size."""

@@ -257,7 +257,7 @@ def _calls_note(meter: Meter) -> str:
     node = meter.node
     if not isinstance(node, Map) or node.parallel is None:
         return ""
-    place, reason = node.function.calls_run
+    place, reason = node.function.notes.calls_run
     if not place:
         return ""
     return f"calls run in {place}: {reason}" if reason else f"calls run in {place}"

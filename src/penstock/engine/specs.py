@@ -125,7 +125,7 @@ class _Probe:
         )
         if samples and isinstance(node, nodes.Map | nodes.Interleave | nodes.Scan):
             trial = Trial(self._answered, describe_spec(spec), self._lists)
-            node.function.note_trial(trial)
+            node.function.notes.trial = trial
         return spec
 
     def _ask_function(self, node: Node, samples: list[Any], given: Any) -> Any:

@@ -31,6 +31,21 @@ class Trial(NamedTuple):
     """The shapes of the lists in it, if there are any."""
 
 
+@dataclass
+class Notes:
+    """What a process has found out about a function."""
+
+    trial: Trial | None = None
+    """What a call on a sample returned."""
+    calls_run: tuple[str, str] = ("", "")
+    """Where parallel calls ran last, "threads" or "processes", and why, for `explain` and for the
+    next iteration; empty if nowhere."""
+    task_rows: int = 0
+    """How many elements a process was given last to call the function on; 0 if none was."""
+    variables: dict[str, Any] = field(default_factory=dict)
+    """The plain values that the function read from variables when it was passed."""
+
+
 @dataclass(frozen=True)
 class Function:
     """A user's callable, printed with its place in the source; equal if the callables are equal.
@@ -49,49 +64,23 @@ class Function:
 
     __leaf__ = True
 
+    @functools.cached_property
+    def notes(self) -> Notes:
+        return Notes()
+
     @property
     def trial(self) -> Trial | None:
         """The value of `returns` after this function is sent to another process."""
-        return self.__dict__.get("_tried", self.returns)
-
-    def note_trial(self, trial: Trial) -> None:
-        """Remembers what a call on a sample returned."""
-        self.__dict__["_tried"] = trial
-
-    @property
-    def calls_run(self) -> tuple[str, str]:
-        """Where parallel calls ran last, "threads" or "processes", and why; empty if nowhere."""
-        found: tuple[str, str] = self.__dict__.get("_calls_run", ("", ""))
-        return found
-
-    def note_calls(self, place: str, reason: str) -> None:
-        """Remembers where parallel calls run, for `explain` and for the next iteration."""
-        self.__dict__["_calls_run"] = (place, reason)
-
-    @property
-    def task_rows(self) -> int:
-        """How many elements a process was given last to call the function on; 0 if none was."""
-        found: int = self.__dict__.get("_task_rows", 0)
-        return found
-
-    def note_task_rows(self, rows: int) -> None:
-        """Remembers the size of tasks, so that the next iteration begins with it."""
-        self.__dict__["_task_rows"] = rows
-
-    def note_variables(self) -> None:
-        """Remembers the plain values that the function reads from variables now."""
-        if found := plain_values(self.call):
-            self.__dict__["_variables"] = found
+        return self.notes.trial or self.returns
 
     def changed_variable(self) -> tuple[str, Any, Any] | None:
         """A variable with another value than when it was noted: its name and both; only once."""
-        noted = self.__dict__.get("_variables")
-        if not noted:
+        if not (noted := self.notes.variables):
             return None
         for name, value in plain_values(self.call).items():
             before = noted.get(name, value)
             if value is not before and value != before:
-                del self.__dict__["_variables"]
+                self.notes.variables = {}
                 return name, before, value
         return None
 
@@ -223,7 +212,8 @@ def check_function(
     if isinstance(call, Function):
         return call
     function = Function(call)
-    function.note_variables()
+    if found := plain_values(call):
+        function.notes.variables = found
     return function
 
 

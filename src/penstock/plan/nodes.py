@@ -298,10 +298,7 @@ class _Fields(NamedTuple):
         """Makes the defaults that are no constants; raises TypeError if a value is missing."""
         for field in self.without_constant:
             if own[field.name] is dataclasses.MISSING:
-                make = field.default_factory
-                if make is dataclasses.MISSING:
-                    raise TypeError(f"an argument {field.name!r} is missing")
-                own[field.name] = make()
+                own[field.name] = _default(field)
 
 
 @cache
@@ -312,6 +309,12 @@ def _fields_of(kind: type[Node]) -> _Fields:
         {field.name: field.default for field in fields},
         tuple(field for field in fields if field.default is dataclasses.MISSING),
     )
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    if field.default_factory is dataclasses.MISSING:
+        raise TypeError(f"an argument {field.name!r} is missing")
+    return field.default_factory()
 
 
 @cache

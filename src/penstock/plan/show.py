@@ -67,7 +67,7 @@ def calls_place(function: Function, executor: str) -> str:
         return "calls run in the caller's thread"
     if executor == "threads":
         return "calls run in threads"
-    place, reason = function.calls_run
+    place, reason = function.notes.calls_run
     if place != "processes" and (problem := travel_problem(function)):
         place, reason = "threads", problem
     if place and (reason or executor == "auto"):
