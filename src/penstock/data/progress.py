@@ -155,15 +155,10 @@ def _open_text(done: int, total: int | None, description: str, unit: str) -> Ite
         write()
 
 
-@contextlib.contextmanager
-def _open_nothing(done: int, total: int | None, description: str, unit: str) -> Iterator[Advance]:
-    yield lambda: None
-
-
 _DISPLAYS: dict[str, Callable[..., Bar]] = {
     "auto": _open_best,
     "tqdm": _open_tqdm,
     "rich": _open_rich,
     "text": _open_text,
-    "none": _open_nothing,
+    "none": lambda *_: contextlib.nullcontext(lambda: None),
 }

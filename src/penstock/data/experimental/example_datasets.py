@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from penstock.data import arguments as check
-from penstock.data.arguments import AUTOTUNE
-from penstock.data.dataset import DEFAULT_CYCLE, Dataset
+from penstock.data.dataset import Dataset
 from penstock.data.experimental.transformations import Transformation
 from penstock.data.file_datasets import TFRecordDataset
 from penstock.element import nest
@@ -165,8 +164,7 @@ def take_turns(files: Dataset, one_file: Any, parallel: int | None, sloppy: bool
         return files.flat_map(one_file)
     return files.interleave(
         one_file,
-        cycle_length=DEFAULT_CYCLE if parallel == AUTOTUNE else parallel,
-        block_length=1,
+        cycle_length=parallel,
         num_parallel_calls=parallel,
         deterministic=not sloppy,
     )

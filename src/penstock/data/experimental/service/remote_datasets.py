@@ -6,6 +6,7 @@ of a job when it is iterated over.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -301,7 +302,10 @@ def _look_up(where: str, url: str, name: str, wanted: Any) -> tuple[Any, int]:
         count = nodes.UNKNOWN
     if wanted is None:
         return found, count
-    common = _relax(check.signature(where, wanted, "element_spec"), found)
+    check.signature(where, wanted, "element_spec")
+    common = None
+    with contextlib.suppress(OpError):  # Their structures or dtypes differ.
+        common = relax(wanted, found)
     if common != wanted:
         kind = FailedPreconditionError if common is None else InvalidArgumentError
         raise kind(
@@ -309,11 +313,3 @@ def _look_up(where: str, url: str, name: str, wanted: Any) -> tuple[Any, int]:
             "leave element_spec out to read them as registered"
         )
     return wanted, count
-
-
-def _relax(wanted: Any, found: Any) -> Any:
-    """The spec that fits the elements of both; None if their structures or dtypes differ."""
-    try:
-        return relax(wanted, found)
-    except OpError:
-        return None
