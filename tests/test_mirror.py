@@ -123,7 +123,7 @@ CONTRACTS = {
     "integration/test_ray.py": "data.adapters.ray_adapter launch.ray_actors launch.ray_service",
     "launch/test_hosted_service_local.py": "cli.local_worker_main",
     "plan/test_references.py": "plan.array_references plan.typed",
-    "plan/test_splits.py": "plan.bounds plan.cuts plan.parts plan.pieces",
+    "plan/test_splits.py": "plan.bounds plan.cuts plan.parts",
     "service/host/test_dispatcher_server.py": "service.host.server_setup",
     "service/host/test_remote_stream.py": "service.host.deliveries",
     "service/logic/test_dispatcher_recovery.py": "service.logic.facts",

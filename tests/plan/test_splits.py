@@ -15,7 +15,7 @@ from penstock.data.file_datasets import FixedLengthRecordDataset, TextLineDatase
 from penstock.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
 from penstock.io import TFRecordWriter
 from penstock.plan import nodes as n
-from penstock.plan import parts, pieces
+from penstock.plan import parts, splits
 from penstock.plan.bounds import bound_plan
 from penstock.plan.cuts import cut
 from penstock.plan.functions import Function
@@ -153,14 +153,14 @@ def test_pieces_of_random_plans_are_the_plan(plan):
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 8])
 @pytest.mark.parametrize("operator", ["filter failing", "flat_map shuffled", "interleave failing"])
 def test_pieces_of_every_size_are_the_plan(operator, size, monkeypatch):
-    monkeypatch.setattr(pieces, "_PIECES", -(-13 // size))
+    monkeypatch.setattr(splits, "_PIECES", -(-13 // size))
     for source in ("access", "failing access"):
         plan = plan_of(operator, source)
         check_pieces(plan, model(plan))
 
 
 def test_endless_plans_have_endless_pieces(monkeypatch):
-    monkeypatch.setattr(pieces, "_ENDLESS_LENGTH", 4)
+    monkeypatch.setattr(splits, "_ENDLESS_LENGTH", 4)
     plan = Dataset.counter().filter(lambda x: x % 3 != 0).__plan__
     assert bare(join_parts(parts_of(plan))) == [x for x in range(4 * ENDLESS_TRIED) if x % 3 != 0]
 
@@ -387,7 +387,7 @@ def check_drawn(dataset):
 @pytest.mark.parametrize("name", DRAWN)
 @pytest.mark.parametrize("size", [1, 5])
 def test_what_is_drawn_does_not_depend_on_how_many_came_before(name, size, monkeypatch):
-    monkeypatch.setattr(pieces, "_PIECES", -(-13 // size))
+    monkeypatch.setattr(splits, "_PIECES", -(-13 // size))
     check_drawn(DRAWN[name](Dataset.range(13)))
 
 

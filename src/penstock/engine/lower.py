@@ -46,7 +46,7 @@ from penstock.errors import FailedPreconditionError
 from penstock.plan import nodes
 from penstock.plan.nodes import Node
 from penstock.plan.optimize import prepare
-from penstock.plan.pieces import pieces_of
+from penstock.plan.splits import pieces_of
 
 _INNER_AHEAD = 16
 """How many elements each inner dataset is read ahead, if they are read in parallel.

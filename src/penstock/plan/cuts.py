@@ -11,8 +11,8 @@ from penstock.element.spec import DatasetSpec
 from penstock.plan import nodes
 from penstock.plan.nodes import OPAQUE, Node, options_of, walk_plan, with_options_of
 from penstock.plan.options import Options, ShardingPolicy
-from penstock.plan.pieces import pieces_of
 from penstock.plan.shard import in_order
+from penstock.plan.splits import pieces_of
 from penstock.plan.traits import Trait
 
 
