@@ -199,7 +199,12 @@ class Node:
     @cached_property
     def cardinality(self) -> int:
         """The number of elements, INFINITE or UNKNOWN."""
-        return self.inputs[0].cardinality
+        count = self.inputs[0].cardinality
+        return count if count < 0 else self.count_from(count)
+
+    def count_from(self, count: int) -> int:
+        """The number of elements, or UNKNOWN, if the input has `count` elements."""
+        return count
 
     @property
     def obstacle(self) -> str | None:
@@ -834,11 +839,7 @@ class Batch(Node):
     def spec_from(self, *inputs: Any) -> Any:
         return nest.map_structure(lambda leaf: leaf.batch(self.rows), inputs[0])
 
-    @cached_property
-    def cardinality(self) -> int:
-        count = self.input.cardinality
-        if count < 0:
-            return count
+    def count_from(self, count: int) -> int:
         return count // self.size if self.drop_remainder else -(-count // self.size)
 
 
@@ -924,11 +925,7 @@ class Unbatch(Node):
     def spec_from(self, *inputs: Any) -> Any:
         return nest.map_structure(lambda leaf: leaf.unbatch(), inputs[0])
 
-    @cached_property
-    def cardinality(self) -> int:
-        count = self.input.cardinality
-        if count < 0:
-            return count
+    def count_from(self, count: int) -> int:
         return count * self.rows if self.rows else UNKNOWN
 
     @property
@@ -982,9 +979,8 @@ class Pack(Node):
             values_for("separator", self.separator, dtypes, None)
         return packed_spec(inputs[0], self.length)
 
-    @cached_property
-    def cardinality(self) -> int:
-        return INFINITE if self.input.cardinality == INFINITE else UNKNOWN
+    def count_from(self, count: int) -> int:
+        return UNKNOWN
 
     reason = "how many sequences fit into a row is not known in advance"
 
@@ -1004,11 +1000,7 @@ class Window(Node):
     def spec_from(self, *inputs: Any) -> Any:
         return nest.map_structure(DatasetSpec, inputs[0])
 
-    @cached_property
-    def cardinality(self) -> int:
-        count = self.input.cardinality
-        if count < 0:
-            return count
+    def count_from(self, count: int) -> int:
         span = (self.size - 1) * self.stride + 1
         if self.drop_remainder:
             return max(0, (count - span) // self.shift + 1) if count >= span else 0
@@ -1031,9 +1023,8 @@ class GroupByWindow(Node):
     traits = Trait.MAKES_DATASETS
     opaque = True
 
-    @cached_property
-    def cardinality(self) -> int:
-        return INFINITE if self.input.cardinality == INFINITE else UNKNOWN
+    def count_from(self, count: int) -> int:
+        return UNKNOWN
 
     by_epoch = True
     """The datasets that the function returns may be shuffled."""
@@ -1138,10 +1129,8 @@ class Skip(Node):
 
     traits = _SAME_ELEMENTS | Trait.COUNTS_ON_FILES
 
-    @cached_property
-    def cardinality(self) -> int:
-        inner = self.input.cardinality
-        return inner if inner < 0 else max(0, inner - self.count)
+    def count_from(self, count: int) -> int:
+        return max(0, count - self.count)
 
 
 @node
@@ -1156,10 +1145,10 @@ class Shard(Node):
 
     @cached_property
     def cardinality(self) -> int:
-        inner = self.input.cardinality
-        if self.shards < 1:
-            return UNKNOWN
-        return inner if inner < 0 else len(range(self.index, inner, self.shards))
+        return UNKNOWN if self.shards < 1 else super().cardinality
+
+    def count_from(self, count: int) -> int:
+        return len(range(self.index, count, self.shards))
 
     @property
     def obstacle(self) -> str | None:
@@ -1525,10 +1514,8 @@ class Tail(Node):
 
     traits = Trait.NONE
 
-    @cached_property
-    def cardinality(self) -> int:
-        inner = self.input.cardinality
-        return inner if inner < 0 else max(0, inner - self.start)
+    def count_from(self, count: int) -> int:
+        return max(0, count - self.start)
 
 
 @node
