@@ -32,7 +32,6 @@ from penstock.plan.optimize import (
     prefetch_last,
     prepare,
     rules_for,
-    shuffle_ahead,
 )
 from penstock.plan.options import Options
 
@@ -117,14 +116,14 @@ def test_prefetch_last_prefetches_only_what_is_picked(pick, source):
 
 
 @pytest.mark.parametrize("pick", [lambda s: Shuffle(s, 3, 1), lambda s: Select(s, SOURCE)])
-def test_shuffle_ahead_prefetches_what_is_shuffled(pick):
+def test_prefetch_last_prefetches_what_is_shuffled(pick):
     plan = pick(Prefetch(SOURCE, 4))
-    assert optimize(plan, (shuffle_ahead,)) == Prefetch(pick(SOURCE), 4)
+    assert optimize(plan, (prefetch_last,)) == Prefetch(pick(SOURCE), 4)
 
 
-def test_shuffle_ahead_leaves_a_buffer_that_is_filled_in_the_background():
+def test_prefetch_last_leaves_a_buffer_that_is_filled_in_the_background():
     plan = Shuffle(Prefetch(STREAM, 4), 3, 1)
-    assert optimize(plan, (shuffle_ahead,)) == plan
+    assert optimize(plan, (prefetch_last,)) == plan
 
 
 @pytest.mark.parametrize(

@@ -64,22 +64,15 @@ def index_before_map(node: Node) -> Node | None:
 
 
 def prefetch_last(node: Node) -> Node | None:
-    """Moves a prefetch after operators that only pick elements."""
-    match node:
-        case Take(Prefetch(source, size)) | Skip(Prefetch(source, size)):
-            return Prefetch(node.with_inputs((source,)), size)
-        case Shard(Prefetch(source, size)):
-            return Prefetch(node.with_inputs((source,)), size)
-    return None
+    """Moves a prefetch after operators that only pick elements.
 
-
-def shuffle_ahead(node: Node) -> Node | None:
-    """Moves a prefetch after an operator that asks for elements out of order."""
+    Operators that ask for elements out of order must have random access to them.
+    """
     match node:
-        case Shuffle(Prefetch(source, size)) | Select(Prefetch(source, size), _) if (
-            source.blocked is None
-        ):
-            return Prefetch(node.with_inputs((source, *node.inputs[1:])), size)
+        case Take() | Skip() | Shard() | Shuffle() | Select() if isinstance(node.input, Prefetch):
+            source, size = node.input.input, node.input.size
+            if source.blocked is None or not isinstance(node, Shuffle | Select):
+                return Prefetch(node.with_inputs((source, *node.inputs[1:])), size)
     return None
 
 
@@ -101,7 +94,6 @@ RULES: tuple[Rule, ...] = (
     no_operation,
     index_before_map,
     prefetch_last,
-    shuffle_ahead,
     joined_counts,
 )
 
