@@ -49,7 +49,7 @@ CONTRACTS = {
     """,
     "data/experimental/test_saving.py": "data.experimental.service.saving data.shard_contents",
     "data/experimental/test_service.py": """
-        data.experimental.service.read_options data.experimental.service.remote_datasets
+        data.experimental.service.remote_datasets
         data.experimental.service.servers
     """,
     "data/test_by_index.py": "element.index",

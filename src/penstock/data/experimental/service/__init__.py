@@ -16,8 +16,8 @@ The modules that do this load when they are first needed.
 
 from typing import TYPE_CHECKING
 
-from penstock.data.experimental.service.read_options import CrossTrainerCache
 from penstock.data.experimental.service.remote_datasets import (
+    CrossTrainerCache,
     distribute,
     from_dataset_id,
     merge_states,
