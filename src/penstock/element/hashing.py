@@ -62,29 +62,27 @@ def _hash_to_16(text: bytes) -> int:
     return _K2
 
 
-def _ends(text: bytes, factor: int) -> tuple[int, int, int, int, int]:
+def _hash_ends(text: bytes, factor: int) -> tuple[int, int, int, int]:
+    """The multiplier of a text, a mix of its first bytes, and two of its first and last bytes."""
     size = len(text)
     multiplier = (_K2 + size * 2) & _MASK
     first, second = _fetch(text, 0) * factor & _MASK, _fetch(text, 8)
     third = _fetch(text, size - 8) * multiplier & _MASK
     fourth = _fetch(text, size - 16) * _K2 & _MASK
-    return multiplier, first, second, third, fourth
+    left = (_rotate(first + second, 43) + _rotate(third, 30) + fourth) & _MASK
+    right = (first + _rotate(second + _K2, 18) + third) & _MASK
+    return multiplier, first, left, right
 
 
 def _hash_to_32(text: bytes) -> int:
-    multiplier, a, b, c, d = _ends(text, _K1)
-    return _join(
-        (_rotate(a + b, 43) + _rotate(c, 30) + d) & _MASK,
-        (a + _rotate(b + _K2, 18) + c) & _MASK,
-        multiplier,
-    )
+    multiplier, _, left, right = _hash_ends(text, _K1)
+    return _join(left, right, multiplier)
 
 
 def _hash_to_64(text: bytes) -> int:
     size = len(text)
-    multiplier, a, b, c, d = _ends(text, _K2)
-    y = (_rotate(a + b, 43) + _rotate(c, 30) + d) & _MASK
-    z = _join(y, (a + _rotate(b + _K2, 18) + c) & _MASK, multiplier)
+    multiplier, a, y, right = _hash_ends(text, _K2)
+    z = _join(y, right, multiplier)
     e, f = _fetch(text, 16) * multiplier & _MASK, _fetch(text, 24)
     g = (y + _fetch(text, size - 32)) * multiplier & _MASK
     h = (z + _fetch(text, size - 24)) * multiplier & _MASK
