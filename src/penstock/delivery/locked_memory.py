@@ -65,21 +65,19 @@ class LockedArrays:
                 self._locked.pop(address)[1].unlock(address)
 
     def before_fork(self) -> None:
+        """Unlocks all arrays, and holds the mutex until after the fork."""
         self.mutex.acquire()
         for driver in {driver for _, driver in self._locked.values()}:
             driver.wait()
         for address in tuple(self._locked):
             self._unlock(address)
 
-    def after_fork(self) -> None:
-        self.mutex.release()
-
 
 LOCKED = LockedArrays()
 os.register_at_fork(
     before=LOCKED.before_fork,
-    after_in_parent=LOCKED.after_fork,
-    after_in_child=LOCKED.after_fork,
+    after_in_parent=LOCKED.mutex.release,
+    after_in_child=LOCKED.mutex.release,
 )
 
 
