@@ -25,7 +25,7 @@ def bound_plan(node: Node, stop: int) -> Node:
 
 def _bound_inputs(node: Node, stop: int) -> Node:
     match node:
-        case nodes.Map(source) | nodes.Enumerate(source):
+        case nodes.Map(source) | nodes.Enumerate(source) | nodes.OneRepetition(source):
             return node.with_inputs((bound_plan(source, stop),))
         case nodes.AssertCardinality(source):
             return bound_plan(source, stop)
@@ -44,8 +44,6 @@ def _bound_inputs(node: Node, stop: int) -> Node:
             if not 0 <= count < stop:
                 return bound_plan(first, stop)
             return nodes.Concatenate(first, bound_plan(second, stop - count))
-        case nodes.OneRepetition(source):
-            return node.with_inputs((bound_plan(source, stop),))
         case nodes.Repeat(source):
             return _bound_repetitions(source, stop)
         case _:

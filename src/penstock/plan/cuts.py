@@ -110,8 +110,7 @@ def _static_spec(node: Node) -> Any:
 def _explain(node: Node) -> str:
     """Why an operator stays in the client, and how to change that."""
     blocker = next((one for one in _operators_before(node) if one.obstacle is not None), None)
-    per_worker = 'Options.service.stateful = "per_worker" lets each worker do it with its own share'
-    advice = per_worker
+    advice = 'Options.service.stateful = "per_worker" lets each worker do it with its own share'
     if blocker is not None and node.obstacle is None and len(node.inputs) == 1:
         advice = f"put {blocker.label} after {node.label} if that gives what you want, or: {advice}"
     return f"{node.label} and all after it run in the client: {_explain_obstacle(node)}; {advice}"

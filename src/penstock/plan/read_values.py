@@ -113,16 +113,16 @@ def is_empty(cell: types.CellType) -> bool:
 
 @functools.lru_cache(4096)
 def _variables(code: types.CodeType) -> _Variables:
-    found = [(step.opname, step.argval) for part in codes_of(code) for step in _steps(part)]
+    found = [
+        (step.opname, step.argval)
+        for part in codes_of(code)
+        for step in dis.get_instructions(part)
+        if step.argval not in part.co_cellvars  # These are the function's own.
+    ]
     return _Variables(
         frozenset(name for operation, name in found if operation in _READS),
         frozenset(name for operation, name in found if operation in _WRITES),
     )
-
-
-def _steps(code: types.CodeType) -> Iterator[dis.Instruction]:
-    """The instructions of a function, without those for variables of its own."""
-    return (step for step in dis.get_instructions(code) if step.argval not in code.co_cellvars)
 
 
 def codes_of(code: types.CodeType) -> Iterator[types.CodeType]:

@@ -255,8 +255,9 @@ class _Files:
             self.by_rows = self.by_rows or f"{node.label} can be divided by elements"
             self._note_few(node.label, len(files))
             return _with_files(node, files[self._shard.index :: self._shard.workers])
-        if isinstance(node, nodes.AssertCardinality) and not self._holds_on_files(node):
-            return self.divide(node.input)
+        stated = node.count if isinstance(node, nodes.AssertCardinality) else INFINITE
+        if stated != INFINITE and self._shard.workers > 1:
+            return self.divide(node.inputs[0])  # The number is not that of each worker.
         if Trait.COUNTS_ON_FILES in node.traits:
             words = "depends on the place of an element among all of them"
             self.counted = self.counted or f"{node.label} {words}"
@@ -264,10 +265,6 @@ class _Files:
             self.unfit = self.unfit or f"{node.label} {_why_unfit(node)}"
             return node
         return self._shard.above(node, tuple(map(self.divide, node.inputs)))
-
-    def _holds_on_files(self, node: nodes.AssertCardinality) -> bool:
-        """Whether the stated number is also that of each worker."""
-        return self._shard.workers == 1 or node.count == INFINITE
 
     def _divide_names(self, label: str, node: Node) -> Node:
         """This worker's shard of the file names, taken before a shuffle.
@@ -327,12 +324,9 @@ def is_file_reader(node: Node) -> bool:
                     made = _call(function, _sample(source))
             except Exception:  # Iterating over the dataset raises it again, with its context.
                 return False
-            return _reads_files(getattr(made, "__plan__", None))
+            plan = getattr(made, "__plan__", None)
+            return plan is not None and any(map(is_file_reader, walk_plan(plan)))
     return False
-
-
-def _reads_files(plan: Node | None) -> bool:
-    return plan is not None and any(map(is_file_reader, walk_plan(plan)))
 
 
 def _call(function: Function, element: Any) -> Any:

@@ -85,8 +85,9 @@ class ValueEncoder:
                 return {"spec": self._spec(value)}
             case nest.Tree():
                 return {"tree": structure_to_json(value)}
-            case Data():
-                return {"data": self._chunk(value.chunk)}
+            case Data(chunk=chunk):
+                columns = [self.value(column) for column in chunk.columns]
+                return {"data": [structure_to_json(chunk.tree), columns, len(chunk)]}
             case Store() | IterationCounter():
                 return {"new": type(value).__name__}
             case OptionsBase():
@@ -112,10 +113,6 @@ class ValueEncoder:
             case OptionalSpec(element):
                 return ["optional", self.value(element)]
         return spec_to_json(spec)
-
-    def _chunk(self, chunk: Chunk) -> Json:
-        columns = [self.value(column) for column in chunk.columns]
-        return [structure_to_json(chunk.tree), columns, len(chunk)]
 
     def _array(self, value: Any) -> Json:
         if isinstance(value, Ragged):
