@@ -262,10 +262,8 @@ class _Unpacking:
         return column.reshape(shape)
 
     def _shapes(self, rows: int, total: int, flat: Description) -> list[Any]:
-        ranks, dims = (
-            self._unpack_array(_INT64, (rows,)).tolist(),
-            self._unpack_array(_INT64, (total,)).tolist(),
-        )
+        ranks = self._unpack_array(_INT64, (rows,)).tolist()
+        dims = self._unpack_array(_INT64, (total,)).tolist()
         values = self.column(flat)
         if min(dims, default=0) < 0 or not set(ranks) <= _RANKS or sum(ranks) != total:
             raise ValueError("the shapes do not add up")

@@ -164,16 +164,15 @@ def unstack_all(columns: Sequence[Column]) -> list[tuple[Column, Array]]:
     """`unstack` for every column; a column of None gets the row counts of the other columns."""
     if len(columns) == 1:
         return [unstack(columns[0])]
-    parts = [None if _is_none(column) else unstack(column) for column in columns]
+    parts = [
+        None if isinstance(column, list) and column[0] is None else unstack(column)
+        for column in columns
+    ]
     counts = next((part[1] for part in parts if part is not None), None)
     if counts is None:
         return [unstack(column) for column in columns]
     nones: tuple[Column, Array] = [None] * int(counts.sum()), counts
     return [nones if part is None else part for part in parts]
-
-
-def _is_none(column: Column) -> bool:
-    return isinstance(column, list) and column[0] is None
 
 
 def unstack(column: Column) -> tuple[Column, Array]:

@@ -189,9 +189,7 @@ def _tuple_class(module: str, name: str, fields: list[str]) -> Any:
     return _new_tuple_class(name.rpartition(".")[2], tuple(fields))
 
 
-@lru_cache(maxsize=256)
-def _new_tuple_class(name: str, fields: tuple[str, ...]) -> Any:
-    return namedtuple(name, fields)
+_new_tuple_class: Any = lru_cache(maxsize=256)(namedtuple)
 
 
 def _dataclass(module: str, name: str, fields: list[str]) -> Any:

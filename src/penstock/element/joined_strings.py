@@ -19,7 +19,7 @@ class JoinedStrings:
 
     def __init__(self, data: Array, starts: Array) -> None:
         self.data, self.starts = data, starts
-        self.require: Callable[[Array | None], None] = _require_nothing
+        self.require: Callable[[Array | None], None] = lambda indices: None
         """Blocks until the strings at some indices have arrived, or all; called before each read.
 
         The arrays may be shared memory that is filled as strings are needed.
@@ -55,7 +55,3 @@ class JoinedStrings:
         made: Any = np.empty(len(begins), object)
         made[:] = [data[begin:end].tobytes() for begin, end in zip(begins, ends, strict=True)]
         return made  # type: ignore[no-any-return]
-
-
-def _require_nothing(indices: Array | None) -> None:
-    """All strings are there."""
