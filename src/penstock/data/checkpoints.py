@@ -211,16 +211,13 @@ class CheckpointStatus:
 
 
 def _check_kind(name: str, value: Any) -> None:
-    is_known = _is_variable(value) or _has_state(value) or hasattr(value, "_checkpoint_parts")
+    has_state = hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
+    is_known = _is_variable(value) or has_state or hasattr(value, "_checkpoint_parts")
     if not is_known and not isinstance(value, Checkpoint | dict | list):
         raise InvalidTypeError(
             f"tf.train.Checkpoint: {name} must be an iterator, a variable or an object with "
             f"state_dict and load_state_dict, got {short_repr(value)}"
         )
-
-
-def _has_state(value: Any) -> bool:
-    return hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
 
 
 def _parts_of(value: Any) -> Any:

@@ -137,7 +137,10 @@ def _plan_stream(call: str, dataset: Any, columns: Any, fill: Any) -> Node:
     features = dataset.features
     by_rows = dataset._ex_iterable.iter_arrow is None
     if features is None:
-        schema = _first_schema(call, dataset.with_format("arrow"), by_rows)
+        first = next(_read_tables(dataset.with_format("arrow"), by_rows), None)
+        if first is None:
+            raise InvalidArgumentError(f"{call}: the dataset is empty")
+        schema = first.schema
     else:
         schema = features.arrow_schema
     if columns is not None:  # Hugging Face then reads no other columns.
@@ -147,13 +150,6 @@ def _plan_stream(call: str, dataset: Any, columns: Any, fill: Any) -> Node:
     stream = dataset.with_format("arrow")
     tables = functools.partial(iterate_huggingface, stream, schema, by_rows)
     return _plan_tables(call, tables, schema, columns, fill)
-
-
-def _first_schema(call: str, stream: Any, by_rows: bool) -> Any:
-    first = next(_read_tables(stream, by_rows), None)
-    if first is None:
-        raise InvalidArgumentError(f"{call}: the dataset is empty")
-    return first.schema
 
 
 def _read_tables(stream: Any, by_rows: bool) -> Iterator[Any]:

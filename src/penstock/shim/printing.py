@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pprint
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TextIO
 
 import numpy as np
@@ -43,19 +42,16 @@ def print(
         stream.write(text + end)
 
 
-@contextmanager
-def _open_stream(target: Any) -> Iterator[TextIO]:
+def _open_stream(target: Any) -> AbstractContextManager[TextIO]:
     if target is None:
-        yield sys.stderr
-    elif hasattr(target, "write"):
-        yield target
-    elif isinstance(target, str) and target.startswith("file://"):
-        with open(target.removeprefix("file://"), "a", encoding="utf-8") as file:
-            yield file
-    else:
-        raise InvalidArgumentError(
-            f'print: output_stream must be a text file or "file://" and a path, got {target!r}'
-        )
+        return nullcontext(sys.stderr)
+    if hasattr(target, "write"):
+        return nullcontext(target)
+    if isinstance(target, str) and target.startswith("file://"):
+        return open(target.removeprefix("file://"), "a", encoding="utf-8")
+    raise InvalidArgumentError(
+        f'print: output_stream must be a text file or "file://" and a path, got {target!r}'
+    )
 
 
 def _text(value: Any, edge: int) -> str:

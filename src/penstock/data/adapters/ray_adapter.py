@@ -35,22 +35,17 @@ def adapt(dataset: Dataset, num_blocks: int | None) -> Any:
 
     _check_columns(dataset.element_spec)
     connect_ray("auto")
-    most = (
-        _default_blocks()
-        if num_blocks is None
-        else integer(WHERE, "num_blocks", num_blocks, at_least=1)
-    )
+    if num_blocks is None:
+        cpus = load_extra("ray", WHERE, "ray").cluster_resources().get("CPU", 1.0)
+        most = max(1, int(_BLOCKS_PER_CPU * cpus))
+    else:
+        most = integer(WHERE, "num_blocks", num_blocks, at_least=1)
     contents = divide_plan(WHERE, dataset.__plan__, most)
     read = functools.partial(read_blocks, codec.encode(dataset.__plan__), contents, seeds.draw())
     numbers = load_extra("ray.data", WHERE, "ray").range(
         len(contents), override_num_blocks=max(1, len(contents))
     )
     return numbers.map_batches(read, batch_size=1)
-
-
-def _default_blocks() -> int:
-    cpus = load_extra("ray", WHERE, "ray").cluster_resources().get("CPU", 1.0)
-    return max(1, int(_BLOCKS_PER_CPU * cpus))
 
 
 def _check_columns(spec: Any) -> None:

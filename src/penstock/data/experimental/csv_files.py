@@ -15,7 +15,7 @@ import numpy as np
 
 from penstock.data import arguments as check
 from penstock.data.dataset import Dataset
-from penstock.data.experimental.example_datasets import take_turns
+from penstock.data.experimental.example_datasets import split_label, take_turns
 from penstock.data.file_datasets import plan_records, reader_options
 from penstock.data.skipping import BadFiles
 from penstock.element.dtypes import DType, as_dtype
@@ -270,10 +270,7 @@ def _check_label(where: str, label: str | None, names: list[str]) -> None:
 def by_name(names: tuple[str, ...], label_name: str | None, *columns: Any) -> Any:
     """Columns as a dict; with a label, a pair of the dict and the label."""
     features = dict(zip(names, columns, strict=True))
-    if label_name is None:
-        return features
-    label = features.pop(label_name)
-    return features, label
+    return features if label_name is None else split_label(label_name, features)
 
 
 @dataclass(frozen=True)

@@ -200,7 +200,10 @@ def make_table(where: str, given: dict[str, Any]) -> LookupTable:
         raise InvalidTypeError(f"{where}: key_dtype must be an integer or string, got {keys.name}")
     if buckets:
         _check_buckets(where, pairs, keys)
-    _check_hasher(where, given["hasher_spec"])
+    if getattr(given["hasher_spec"], "hasher", "fasthash") != "fasthash":
+        raise InvalidArgumentError(
+            f"{where}: hasher_spec must be None, got {given['hasher_spec']!r}"
+        )
     if given["vocab_size"] is not None:
         count = check.integer(where, "vocab_size", given["vocab_size"], at_least=1)
         pairs = DatasetInitializer(dataset.take(count).apply(assert_cardinality(count)), where)
@@ -219,11 +222,6 @@ def _check_buckets(where: str, pairs: DatasetInitializer, keys: DType) -> None:
             f"{where}: num_oov_buckets needs keys of key_dtype ({keys.name}) and int64 values, got "
             f"{pairs.key_dtype.name} and {pairs.value_dtype.name}"
         )
-
-
-def _check_hasher(where: str, hasher: Any) -> None:
-    if getattr(hasher, "hasher", "fasthash") != "fasthash":
-        raise InvalidArgumentError(f"{where}: hasher_spec must be None, got {hasher!r}")
 
 
 def _default(where: str, value: Any, dtype: DType) -> Any:

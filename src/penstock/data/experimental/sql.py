@@ -95,8 +95,11 @@ def read_rows(path: str, query: str, types: Any) -> Iterator[Any]:
     import sqlite3
 
     kinds, tree = nest.flatten(types)
+    address = f"file:{urllib.parse.quote(path)}?mode=ro"
     try:
-        with contextlib.closing(_connect(path)) as connection:
+        with contextlib.closing(
+            sqlite3.connect(address, uri=True, check_same_thread=False)
+        ) as connection:
             connection.text_factory = bytes
             rows = connection.execute(query)
             _check_columns(rows, len(kinds), query)
@@ -105,19 +108,9 @@ def read_rows(path: str, query: str, types: Any) -> Iterator[Any]:
                 values = [convert(value) for convert, value in zip(converters, row, strict=True)]
                 yield nest.unflatten(tree, values)
     except sqlite3.Error as error:
-        kind = InvalidArgumentError if _is_write(error) else UnknownError
+        is_write = str(getattr(error, "sqlite_errorname", "")).startswith("SQLITE_READONLY")
+        kind = InvalidArgumentError if is_write else UnknownError
         raise kind(f"{_CALL}: {query!r} of {path!r} failed: {error}") from error
-
-
-def _connect(path: str) -> sqlite3.Connection:
-    import sqlite3
-
-    address = f"file:{urllib.parse.quote(path)}?mode=ro"
-    return sqlite3.connect(address, uri=True, check_same_thread=False)
-
-
-def _is_write(error: sqlite3.Error) -> bool:
-    return str(getattr(error, "sqlite_errorname", "")).startswith("SQLITE_READONLY")
 
 
 def _check_columns(rows: sqlite3.Cursor, wanted: int, query: str) -> None:

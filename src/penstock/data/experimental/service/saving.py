@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,9 +75,10 @@ def distributed_save(
             spec=dataset.element_spec,
             key=seeds.draw(),
         )
-        counts = _write_shards(write, len(contents), data_service_address)
+        written = Dataset.range(len(contents)).map(write, output_signature=TensorSpec((), int64))
+        counts = written.apply(distribute("distributed_epoch", data_service_address))
         for number, count in enumerate(counts):
-            run.adopt(number, count)
+            run.adopt(number, int(count))
         if not run.commit():
             raise AbortedError(
                 f"{_WHERE}: another process has begun to write {folder!r}; "
@@ -86,12 +86,6 @@ def distributed_save(
             )
     finally:
         run.abandon()
-
-
-def _write_shards(write: ShardWriter, shards: int, service: Any) -> Iterator[int]:
-    """Lets workers write every shard; yields the number of elements of each."""
-    made = Dataset.range(shards).map(write, output_signature=TensorSpec((), int64))
-    return map(int, made.apply(distribute("distributed_epoch", service)))
 
 
 @dataclass(frozen=True)
