@@ -21,7 +21,6 @@ from penstock.element.chunk import Chunk
 from penstock.engine.context import Context, Environment
 from penstock.engine.contract import Stream
 from penstock.engine.lower import open_plan
-from penstock.engine.meters import Meter
 from penstock.errors import InvalidTypeError
 from penstock.plan.nodes import IterationCounter, Node
 
@@ -74,25 +73,13 @@ class DeliveredIterator(Iterator):
         self._delivery, self._metered = delivery, plan
         meter = context.meters.of_stage(DELIVERY)
         opened = open_plan(plan, self._at, context)
-        stream = _ElementStream(opened, delivery, meter, check=self._check)
+        stream = DeliveryStream(opened, delivery, meter, check=self._check)
         return run_ahead(stream, self._ahead, context)
 
     def _elements(self, chunk: Chunk) -> PythonIterator[Any]:
         rows = zip(*chunk.columns, strict=True) if chunk.columns else [()] * len(chunk)
         # A list iterator has a length hint, from which `Iterator` derives how many were taken.
         return iter([(chunk.tree, leaves) for leaves in rows])
-
-
-class _ElementStream(DeliveryStream):
-    """Chunks of elements on their way to a device."""
-
-    def __init__(self, source: Stream, delivery: Delivery, meter: Meter, check: Check) -> None:
-        super().__init__(source, delivery, meter)
-        self._check = check
-
-    def _send(self, chunk: Chunk) -> Chunk:
-        self._check(chunk)
-        return super()._send(chunk)
 
 
 def refuse_datasets(where: str, chunk: Chunk) -> None:

@@ -6,6 +6,7 @@ A state of it is a state of its source: elements that are in transit leave no tr
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 from penstock.delivery import Delivery
 from penstock.element.chunk import Chunk
@@ -21,12 +22,17 @@ DELIVERY = Stage("deliver", advice.DELIVERY)
 
 
 class DeliveryStream(FedStream):
-    """The chunks of `source`, sent by a delivery."""
+    """The chunks of `source`, sent by a delivery, after a `check` that may refuse elements."""
 
-    def __init__(self, source: Stream, delivery: Delivery, meter: Meter) -> None:
+    def __init__(
+        self,
+        source: Stream,
+        delivery: Delivery,
+        meter: Meter,
+        check: Callable[[Chunk], None] | None = None,
+    ) -> None:
         super().__init__(source)
-        self._delivery = delivery
-        self._meter = meter
+        self._delivery, self._meter, self._check = delivery, meter, check
 
     def pull(self, limit: int) -> Chunk:
         started = self._meter.since = time.perf_counter()
@@ -55,6 +61,8 @@ class DeliveryStream(FedStream):
             return chunk.nbytes, self._send(chunk), time.perf_counter() - started
 
     def _send(self, chunk: Chunk) -> Chunk:
+        if self._check is not None:
+            self._check(chunk)
         return self._delivery.send(chunk)
 
     def save(self) -> State:
