@@ -136,6 +136,7 @@ def __dir__() -> list[str]:
 
 _VARIABLES = "penstock.distribute.values.variables"
 _LOADED_LATER = {
+    "bfloat16": "penstock.element.dtypes",
     "config": "penstock.config",
     "distribute": "penstock.distribute",
     "nest": "penstock.shim.tf_nest",
@@ -143,13 +144,11 @@ _LOADED_LATER = {
     "VariableAggregation": _VARIABLES,
     "VariableSynchronization": _VARIABLES,
 }
-"""The modules of names that need `distribute`: it is imported late, as few programs use it."""
+"""The modules of names that need `distribute` or ml_dtypes, which few programs use."""
 
 
 def __getattr__(name: str) -> Any:
     """Imports what most programs do not use, at its first use."""
-    if name == "bfloat16":
-        return as_dtype(name)
     if name not in _LOADED_LATER:
         raise missing_from_module("penstock", name, __all__)
     module = importlib.import_module(_LOADED_LATER[name])
