@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -258,7 +259,7 @@ def cumprod(
     return _cumulate(x, axis, exclusive, reverse, np.multiply)
 
 
-def _segments(call: str, ufunc: Any, data: Any, ids: Any, count: int | None) -> Array:
+def _segments(ufunc: Any, call: str, data: Any, ids: Any, count: int | None) -> Array:
     values, rows = to_array(data), numbers(call, ids, "iu")
     if count is None:
         _check_sorted(call, values, rows)
@@ -291,41 +292,16 @@ def _drop_negative(values: Array, rows: Array) -> tuple[Array, Array]:
     return values[rows >= 0], rows[rows >= 0]
 
 
-@operation
-def segment_sum(data: Any, segment_ids: Any, name: str | None = None) -> Any:
-    """The sums of rows with the same id."""
-    return _segments("segment_sum", np.add, data, segment_ids, None)
+def _segment_means(call: str, data: Any, ids: Any, count: int | None) -> Array:
+    """The means of rows with the same id; those of integers lose their fraction if ids are sorted.
 
-
-@operation
-def unsorted_segment_sum(
-    data: Any, segment_ids: Any, num_segments: Any, name: str | None = None
-) -> Any:
-    """The sums of rows with the same id."""
-    return _segments("unsorted_segment_sum", np.add, data, segment_ids, int(num_segments))
-
-
-@operation
-def segment_max(data: Any, segment_ids: Any, name: str | None = None) -> Any:
-    """The greatest values of rows with the same id."""
-    return _segments("segment_max", np.maximum, data, segment_ids, None)
-
-
-@operation
-def segment_min(data: Any, segment_ids: Any, name: str | None = None) -> Any:
-    """The least values of rows with the same id."""
-    return _segments("segment_min", np.minimum, data, segment_ids, None)
-
-
-def _sums_and_counts(data: Any, ids: Any, count: int | None) -> tuple[Array, Array]:
-    """The sums of rows with the same id, and how many rows each sum has."""
-    sums = _segments("segment_mean", np.add, data, ids, count)
-    rows = _segments("segment_mean", np.add, np.ones(np.shape(to_array(ids))), ids, count)
-    return sums, np.maximum(rows, 1).reshape(-1, *[1] * (sums.ndim - 1))
-
-
-def _mean_of(sums: Array, counts: Array) -> Array:
-    """Quotients in the dtype of the sums; those of integers lose their fraction."""
+    With ids in any order they are floats.
+    """
+    sums = _segments(np.add, call, data, ids, count)
+    rows = _segments(np.add, call, np.ones(np.shape(to_array(ids))), ids, count)
+    counts = np.maximum(rows, 1).reshape(-1, *[1] * (sums.ndim - 1))
+    if count is not None:
+        return divide_arrays(sums, counts.astype(sums.dtype))
     if sums.dtype.kind not in "iu":
         return (sums / counts).astype(sums.dtype)
     wide: Any = np.uint64 if sums.dtype.kind == "u" else np.int64
@@ -333,56 +309,47 @@ def _mean_of(sums: Array, counts: Array) -> Array:
     return ((whole - np.fmod(whole, parts)) // parts).astype(sums.dtype)
 
 
-@operation
-def segment_mean(data: Any, segment_ids: Any, name: str | None = None) -> Any:
-    """The means of rows with the same id."""
-    return _mean_of(*_sums_and_counts(data, segment_ids, None))
-
-
-@operation
-def segment_prod(data: Any, segment_ids: Any, name: str | None = None) -> Any:
-    """The products of rows with the same id."""
-    return _segments("segment_prod", np.multiply, data, segment_ids, None)
-
-
-@operation
-def unsorted_segment_mean(
-    data: Any, segment_ids: Any, num_segments: Any, name: str | None = None
-) -> Any:
-    """The means of rows with the same id; those of integers are floats."""
-    sums, counts = _sums_and_counts(data, segment_ids, int(num_segments))
-    return divide_arrays(sums, counts.astype(sums.dtype))
-
-
-@operation
-def unsorted_segment_prod(
-    data: Any, segment_ids: Any, num_segments: Any, name: str | None = None
-) -> Any:
-    """The products of rows with the same id."""
-    return _segments("unsorted_segment_prod", np.multiply, data, segment_ids, int(num_segments))
-
-
-def _extremes(ufunc: Any, sign: int, data: Any, ids: Any, count: int) -> Array:
+def _segment_extremes(ufunc: Any, sign: int) -> Callable[..., Array]:
     """The extremes of rows with the same id; without rows, the least or greatest value."""
-    values, rows = _drop_negative(to_array(data), to_array(ids))
-    limits: Any = np.finfo(values.dtype) if values.dtype.kind == "f" else np.iinfo(values.dtype)
-    first = limits.max if sign > 0 else limits.min
-    result = np.full((count, *values.shape[rows.ndim :]), first, values.dtype)
-    ufunc.at(result, rows, values)
-    return result
+
+    def compute(call: str, data: Any, ids: Any, count: int) -> Array:
+        values, rows = _drop_negative(to_array(data), to_array(ids))
+        limits: Any = np.finfo(values.dtype) if values.dtype.kind == "f" else np.iinfo(values.dtype)
+        first = limits.max if sign > 0 else limits.min
+        result = np.full((count, *values.shape[rows.ndim :]), first, values.dtype)
+        ufunc.at(result, rows, values)
+        return result
+
+    return compute
 
 
-@operation
-def unsorted_segment_max(
-    data: Any, segment_ids: Any, num_segments: Any, name: str | None = None
-) -> Any:
-    """The greatest values of rows with the same id."""
-    return _extremes(np.maximum, -1, data, segment_ids, int(num_segments))
+def _sorted_segments(what: str, compute: Callable[..., Array]) -> Callable[..., Any]:
+    def call(data: Any, segment_ids: Any, name: str | None = None) -> Any:
+        return compute(call.__name__, data, segment_ids, None)
+
+    call.__name__ = call.__qualname__ = f"segment_{what}"
+    call.__doc__ = f"`{what}` of the rows with the same id; the ids are sorted."
+    return operation(call)
 
 
-@operation
-def unsorted_segment_min(
-    data: Any, segment_ids: Any, num_segments: Any, name: str | None = None
-) -> Any:
-    """The least values of rows with the same id."""
-    return _extremes(np.minimum, 1, data, segment_ids, int(num_segments))
+def _unsorted_segments(what: str, compute: Callable[..., Array]) -> Callable[..., Any]:
+    def call(data: Any, segment_ids: Any, num_segments: Any, name: str | None = None) -> Any:
+        return compute(call.__name__, data, segment_ids, int(num_segments))
+
+    call.__name__ = call.__qualname__ = f"unsorted_segment_{what}"
+    call.__doc__ = f"`{what}` of the rows with the same id; the ids are in any order."
+    return operation(call)
+
+
+_segment_sums, _segment_products = partial(_segments, np.add), partial(_segments, np.multiply)
+
+segment_sum = _sorted_segments("sum", _segment_sums)
+segment_prod = _sorted_segments("prod", _segment_products)
+segment_mean = _sorted_segments("mean", _segment_means)
+segment_max = _sorted_segments("max", partial(_segments, np.maximum))
+segment_min = _sorted_segments("min", partial(_segments, np.minimum))
+unsorted_segment_sum = _unsorted_segments("sum", _segment_sums)
+unsorted_segment_prod = _unsorted_segments("prod", _segment_products)
+unsorted_segment_mean = _unsorted_segments("mean", _segment_means)
+unsorted_segment_max = _unsorted_segments("max", _segment_extremes(np.maximum, -1))
+unsorted_segment_min = _unsorted_segments("min", _segment_extremes(np.minimum, 1))
