@@ -7,6 +7,7 @@ of torch and JAX are returned as they are.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import numpy as np
@@ -39,6 +40,28 @@ from penstock.tf.variable_updates import (
 
 _WHOLE = ("update", "min", "max")
 """The changes of rows that cannot be summed over replicas."""
+
+
+def _scatter_method(how: str, doc: str) -> Callable[..., Any]:
+    def scatter(
+        self: PortedVariable, sparse_delta: Any, use_locking: bool = False, name: str | None = None
+    ) -> Any:
+        return self._scatter(how, sparse_delta)
+
+    scatter.__name__, scatter.__doc__ = f"scatter_{how}", doc
+    scatter.__qualname__ = f"PortedVariable.scatter_{how}"
+    return scatter
+
+
+def _scatter_nd_method(how: str, doc: str) -> Callable[..., Any]:
+    def scatter(self: PortedVariable, indices: Any, updates: Any, name: str | None = None) -> Any:
+        call = f"Variable.scatter_nd_{how}"
+        return self._update(lambda old: change_entries(how, old, indices, updates, call), call)
+
+    scatter.__name__ = f"scatter_nd_{how}"
+    scatter.__qualname__ = f"PortedVariable.scatter_nd_{how}"
+    scatter.__doc__ = f"{doc}: each row of `indices` is the index of one update."
+    return scatter
 
 
 class PortedVariable(Variable):
@@ -151,63 +174,17 @@ class PortedVariable(Variable):
         self._update(lambda old: change_rows(how, old, rows, call), call)
         return PerReplica([wrap(copy._current_value()) for copy in mirrored._values])
 
-    def scatter_update(
-        self, sparse_delta: Any, use_locking: bool = False, name: str | None = None
-    ) -> Any:
-        """Replaces rows: those of `IndexedSlices`, at their indices."""
-        return self._scatter("update", sparse_delta)
+    scatter_update = _scatter_method("update", "Replaces rows: those of `IndexedSlices`.")
+    scatter_add = _scatter_method("add", "Adds rows of `IndexedSlices`.")
+    scatter_sub = _scatter_method("sub", "Subtracts rows of `IndexedSlices`.")
+    scatter_mul = _scatter_method("mul", "Multiplies by rows of `IndexedSlices`.")
+    scatter_div = _scatter_method("div", "Divides by rows of `IndexedSlices`.")
+    scatter_min = _scatter_method("min", "The smaller of the old rows and of `IndexedSlices`.")
+    scatter_max = _scatter_method("max", "The larger of the old rows and of `IndexedSlices`.")
 
-    def scatter_add(
-        self, sparse_delta: Any, use_locking: bool = False, name: str | None = None
-    ) -> Any:
-        """Adds rows of `IndexedSlices`."""
-        return self._scatter("add", sparse_delta)
-
-    def scatter_sub(
-        self, sparse_delta: Any, use_locking: bool = False, name: str | None = None
-    ) -> Any:
-        """Subtracts rows of `IndexedSlices`."""
-        return self._scatter("sub", sparse_delta)
-
-    def scatter_mul(
-        self, sparse_delta: Any, use_locking: bool = False, name: str | None = None
-    ) -> Any:
-        """Multiplies by rows of `IndexedSlices`."""
-        return self._scatter("mul", sparse_delta)
-
-    def scatter_div(
-        self, sparse_delta: Any, use_locking: bool = False, name: str | None = None
-    ) -> Any:
-        """Divides by rows of `IndexedSlices`."""
-        return self._scatter("div", sparse_delta)
-
-    def scatter_min(
-        self, sparse_delta: Any, use_locking: bool = False, name: str | None = None
-    ) -> Any:
-        """The smaller of the old rows and those of `IndexedSlices`."""
-        return self._scatter("min", sparse_delta)
-
-    def scatter_max(
-        self, sparse_delta: Any, use_locking: bool = False, name: str | None = None
-    ) -> Any:
-        """The larger of the old rows and those of `IndexedSlices`."""
-        return self._scatter("max", sparse_delta)
-
-    def _scatter_nd(self, how: str, indices: Any, updates: Any) -> Any:
-        call = f"Variable.scatter_nd_{how}"
-        return self._update(lambda old: change_entries(how, old, indices, updates, call), call)
-
-    def scatter_nd_update(self, indices: Any, updates: Any, name: str | None = None) -> Any:
-        """Replaces entries: each row of `indices` is the index of one update."""
-        return self._scatter_nd("update", indices, updates)
-
-    def scatter_nd_add(self, indices: Any, updates: Any, name: str | None = None) -> Any:
-        """Adds to entries: each row of `indices` is the index of one update."""
-        return self._scatter_nd("add", indices, updates)
-
-    def scatter_nd_sub(self, indices: Any, updates: Any, name: str | None = None) -> Any:
-        """Subtracts from entries: each row of `indices` is the index of one update."""
-        return self._scatter_nd("sub", indices, updates)
+    scatter_nd_update = _scatter_nd_method("update", "Replaces entries")
+    scatter_nd_add = _scatter_nd_method("add", "Adds to entries")
+    scatter_nd_sub = _scatter_nd_method("sub", "Subtracts from entries")
 
     def gather_nd(self, indices: Any, name: str | None = None) -> Any:
         """The entries at indices; see `tf.gather_nd`."""
