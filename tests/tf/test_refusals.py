@@ -33,7 +33,12 @@ RAGGED = tf.ragged.constant([[1, 2], [3]])
             lambda: tf.shape(RAGGED)[1],
             r"Index 1 is not uniform; use row_lengths\(\) or bounding_sh",
         ),
-        (lambda: tf.reverse(RAGGED, [2]), r"tf.reverse: axis must be in \[-2, 2\), got \[2\]"),
+        (lambda: tf.reverse(RAGGED, [2]), r"tf.reverse: axis must be in \[-2, 2\), got 2"),
+        (lambda: tf.stack([RAGGED, RAGGED], 3), r"tf.stack: axis must be in \[-3, 3\), got 3"),
+        (
+            lambda: tf.ragged.stack([RAGGED, RAGGED], -4),
+            r"tf.ragged.stack: axis must be in \[-3, 3\), got -4",
+        ),
         (lambda: RAGGED.with_values([1]), r"with_values: 3 values are needed, got the shape \(1,"),
         (lambda: tf.add(RAGGED, [1, 2]), r"tf.add: \(2,\) does not fit the rows of .*; pass a"),
         (lambda: tf.shape(RAGGED)[2], "there are 2 dimensions, so none with index 2"),

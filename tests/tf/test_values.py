@@ -231,6 +231,14 @@ def test_what_numpy_gives_can_be_written(make):
     assert tensor.numpy().tolist() == [1, 2]
 
 
+@pytest.mark.parametrize("stack", [tf.stack, tf.ragged.stack])
+def test_ragged_rows_are_stacked_along_every_axis(stack):
+    rows = [tf.ragged.constant([[1, 2], [], [3]]), tf.ragged.constant([[4, 5], [], [6]])]
+    inside = [[[1, 4], [2, 5]], [], [[3, 6]]]
+    assert stack(rows, axis=2).to_list() == stack(rows, axis=-1).to_list() == inside
+    assert stack(rows, axis=-3).to_list() == [row.to_list() for row in rows]
+
+
 def test_rows_of_a_ragged_tensor_can_be_written():
     rows = tf.ragged.constant([[1, 2], [3]])
     rows.numpy()[0][:] = 0

@@ -332,51 +332,54 @@ def _squeeze_ragged(rows: RaggedTensor, axis: int | None) -> Any:
 def concat(values: Any, axis: Any, name: str | None = None) -> Any:
     """Tensors one after another along an existing dimension."""
     if isinstance(values, list | tuple) and any(isinstance(one, RaggedTensor) for one in values):
-        return _concat_ragged(values, integer("concat", "axis", axis))
+        return _concat_ragged("concat", values, integer("concat", "axis", axis))
     if not isinstance(values, list | tuple):
         return to_array(values)  # One tensor alone.
     arrays = _to_one_dtype("concat", values)
     if arrays[0].ndim == 0:
         raise InvalidArgumentError("tf.concat: needs tensors with dimensions, got single values")
-    place, rank = integer("concat", "axis", axis), arrays[0].ndim
-    if not -rank <= place < rank:
-        raise InvalidArgumentError(f"tf.concat: axis must be in [{-rank}, {rank}), got {place}")
-    return np.concatenate(arrays, place)
+    return np.concatenate(arrays, _place("concat", integer("concat", "axis", axis), arrays[0].ndim))
 
 
-def _concat_ragged(values: Any, axis: int) -> Any:
-    parts = _as_ragged(values)
-    rank = len(parts[0].shape)
+def _place(call: str, axis: int, rank: int) -> int:
+    """The number of a dimension from the first one on, of an axis that may be negative."""
     if not -rank <= axis < rank:
-        raise InvalidArgumentError(f"tf.concat: axis must be in [{-rank}, {rank}), got {axis}")
-    return wrap_rows(_join_rows(parts, axis % rank))
+        raise InvalidArgumentError(f"tf.{call}: axis must be in [{-rank}, {rank}), got {axis}")
+    return axis % rank
 
 
-def _join_rows(parts: list[Any], axis: int) -> Any:
+def _concat_ragged(call: str, values: Any, axis: int) -> Any:
+    parts = [
+        one.ragged if isinstance(one, RaggedTensor) else RaggedTensor.from_tensor(one).ragged
+        for one in values
+    ]
+    return wrap_rows(_join_rows(call, parts, _place(call, axis, len(parts[0].shape))))
+
+
+def _join_rows(call: str, parts: list[Any], axis: int) -> Any:
     """Ragged rows one after another: as more rows, as longer rows, or inside of the rows."""
+    if not isinstance(parts[0], Ragged):
+        return np.concatenate(parts, axis)
     if axis == 0:
         return Ragged.concat(parts)
     if len({len(part) for part in parts}) > 1:
         raise InvalidArgumentError(
-            f"tf.concat: the tensors have {[len(part) for part in parts]} rows"
+            f"tf.{call}: the tensors have {[len(part) for part in parts]} rows"
         )
     if axis == 1:
         order = np.arange(sum(map(len, parts))).reshape(len(parts), -1).T.ravel()
         rows = Ragged.concat(parts).take(order)
         return Ragged(rows.flat, rows.row_splits[:: len(parts)])
-    inner = [part.flat for part in parts]
     if not all(np.array_equal(part.row_lengths, parts[0].row_lengths) for part in parts):
-        raise InvalidArgumentError("tf.concat: the rows of the tensors differ in length")
-    joined = _join_rows(inner, axis - 1) if isinstance(inner[0], Ragged) else None
-    joined = np.concatenate(inner, axis - 1) if joined is None else joined
+        raise InvalidArgumentError(f"tf.{call}: the rows of the tensors differ in length")
+    joined = _join_rows(call, [part.flat for part in parts], axis - 1)
     return Ragged(joined, parts[0].row_splits - parts[0].row_splits[0])
 
 
-def _as_ragged(values: Any) -> list[Ragged]:
-    return [
-        one.ragged if isinstance(one, RaggedTensor) else RaggedTensor.from_tensor(one).ragged
-        for one in values
-    ]
+def stack_ragged(call: str, values: Any, axis: int) -> Any:
+    """Ragged rows side by side: one after another along a new dimension of 1."""
+    place = _place(call, axis, len(plain_rows(values[0]).shape) + 1)
+    return _concat_ragged(call, [expand_dims(one, place) for one in values], place)
 
 
 def _to_one_dtype(call: str, values: Any) -> list[Array]:
@@ -394,23 +397,13 @@ def stack(values: Any, axis: Any = 0, name: str | None = "stack") -> Any:
         raise InvalidTypeError(f"tf.stack: needs a list of tensors, got {values!r}")
     place = integer("stack", "axis", axis)
     if any(isinstance(one, RaggedTensor) for one in values):
-        return _stack_ragged(values, place)
+        return stack_ragged("stack", values, place)
     if not len(values) and place == 0:
         return np.zeros(0, np.float32)
     if place == 0 and has_any(list_leaves(values), (Tensor, bool, int, float)):
         with contextlib.suppress(InvalidArgumentError, InvalidTypeError):
             return to_array(list(values), None, "tf.stack")
     return np.stack(_to_one_dtype("stack", values), place)
-
-
-def _stack_ragged(values: Any, axis: int) -> RaggedTensor:
-    parts = _as_ragged(values)
-    if axis == 0:
-        return RaggedTensor(Ragged.from_rows(parts))
-    if axis != 1:
-        raise InvalidArgumentError(f"tf.stack: ragged rows only along axis 0 or 1, got {axis}")
-    rows = [Ragged.from_rows(list(row)) for row in zip(*parts, strict=True)]
-    return RaggedTensor(Ragged.from_rows(rows))
 
 
 @operation
@@ -538,10 +531,8 @@ def broadcast_to(input: Any, shape: Any, name: str | None = None) -> Any:
 def reverse(tensor: Any, axis: Any, name: str | None = None) -> Any:
     """The values in reverse along the given dimensions."""
     if isinstance(tensor, RaggedTensor):
-        rank, places = len(tensor.shape), dims("reverse", axis)
-        if not all(-rank <= place < rank for place in places):
-            raise InvalidArgumentError(f"tf.reverse: axis must be in [{-rank}, {rank}), got {axis}")
-        return RaggedTensor(_reverse_rows(tensor.ragged, {place % rank for place in places}))
+        places = {_place("reverse", one, len(tensor.shape)) for one in dims("reverse", axis)}
+        return RaggedTensor(_reverse_rows(tensor.ragged, places))
     return np.flip(to_array(tensor), dims("reverse", axis)).copy()
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from penstock.element.dtypes import as_dtype
 from penstock.element.ragged import Ragged
 from penstock.errors import InvalidArgumentError
+from penstock.tf.arrays import stack_ragged
 from penstock.tf.missing_operations import refuse_names_of_tf
 from penstock.tf.ragged_values import RaggedTensor, plain_rows, stack_rows, wrap_rows
 from penstock.tf.values import as_tensor, to_array
@@ -80,26 +81,9 @@ def stack(values: Any, axis: int = 0, name: str | None = None) -> Any:
     """
     if axis == 0:
         return stack_rows(values)
-    rows = [plain_rows(one) for one in values]
-    return wrap_rows(_stack(rows, axis + len(rows[0].shape) + 1 if axis < 0 else axis))
-
-
-def _stack(parts: list[Any], axis: int) -> Any:
-    if not all(isinstance(part, Ragged) for part in parts):
-        return np.stack(parts, axis)
-    if len({len(part) for part in parts}) > 1:
-        raise InvalidArgumentError(
-            f"tf.ragged.stack: the tensors have {[len(part) for part in parts]} rows"
-        )
-    if axis == 1:
-        order = np.arange(len(parts) * len(parts[0])).reshape(len(parts), -1).T
-        splits = np.arange(0, order.size + 1, len(parts))
-        return Ragged(Ragged.concat(parts).take(order.ravel()), splits)
-    lengths = parts[0].row_lengths
-    if not all(np.array_equal(part.row_lengths, lengths) for part in parts):
-        raise InvalidArgumentError("tf.ragged.stack: the rows of the tensors differ in length")
-    splits = parts[0].row_splits - parts[0].row_splits[0]
-    return Ragged(_stack([part.flat for part in parts], axis - 1), splits)
+    if any(isinstance(one, RaggedTensor) for one in values):
+        return stack_ragged("ragged.stack", values, axis)
+    return as_tensor(np.stack([to_array(one) for one in values], axis))
 
 
 def range(
