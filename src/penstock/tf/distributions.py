@@ -181,6 +181,11 @@ class StatelessDraws(PhiloxDraws):
         super().__init__(*_scramble_seed((int(pair[0]), int(pair[1]))))
 
 
+def draws_by(seed: Any) -> Draws:
+    """Draws by a seed of two integers; draws are returned as they are."""
+    return seed if isinstance(seed, Draws) else StatelessDraws(seed)
+
+
 # Philox 4x32-10 as TensorFlow uses it: the random words of stateless operations and generators
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from penstock.errors import InvalidArgumentError, InvalidTypeError
 from penstock.plan import seeds
 from penstock.plan.seeds import set_seed
-from penstock.tf.distributions import Draws, PhiloxDraws, StatelessDraws, current_draws
+from penstock.tf.distributions import Draws, PhiloxDraws, StatelessDraws, current_draws, draws_by
 from penstock.tf.drawing import is_in_element
 from penstock.tf.missing_operations import Namespace, missing_from_tf, refuse_names_of_tf
 from penstock.tf.operations import dims
@@ -80,10 +80,7 @@ def truncated_normal(
 
 def shuffle(value: Any, seed: int | None = None, name: str | None = None) -> Tensor:
     """The rows in random order."""
-    array = to_array(value)
-    if not array.ndim:
-        return as_tensor(array)
-    return as_tensor(array[current_draws().permutation(len(array))])
+    return stateless_shuffle(value, current_draws())
 
 
 def categorical(
@@ -139,7 +136,7 @@ def stateless_shuffle(value: Any, seed: Any, alg: Any = "auto_select", name: Any
     array = to_array(value)
     if not array.ndim:
         return as_tensor(array)
-    return as_tensor(array[StatelessDraws(seed).permutation(len(array))])
+    return as_tensor(array[draws_by(seed).permutation(len(array))])
 
 
 def stateless_categorical(
