@@ -10,7 +10,7 @@ import numpy as np
 
 from penstock.element.dtypes import as_dtype
 from penstock.errors import InternalError, InvalidArgumentError, InvalidTypeError, OpError
-from penstock.tf.operations import binary, elementwise, numbers, on_both, operation, unary
+from penstock.tf.operations import axes, binary, elementwise, numbers, on_both, operation, unary
 from penstock.tf.values import (
     Array,
     check_matrices,
@@ -82,16 +82,14 @@ def _floormod(x: Any, y: Any) -> Any:
     return np.mod(x, y)
 
 
-def _truncatediv(x: Any, y: Any) -> Any:
-    left, right = _both(x, y)
+def _truncatediv(left: Array, right: Array) -> Array:
     if left.dtype.kind == "f":
         return np.trunc(left / right)
     _check_divisor(InternalError, "truncatediv", left, right)
     return (left - np.fmod(left, right)) // right
 
 
-def _truncatemod(x: Any, y: Any) -> Any:
-    left, right = _both(x, y)
+def _truncatemod(left: Array, right: Array) -> Array:
     _check_divisor(InternalError, "truncatemod", left, right)
     return np.fmod(left, right)
 
@@ -107,29 +105,17 @@ def _both(x: Any, y: Any) -> tuple[Array, Array]:
     return np.asarray(x, dtype), np.asarray(y, dtype)
 
 
-def _divide_no_nan(x: Any, y: Any) -> Any:
-    left, right = _both(x, y)
-    quotients = divide_arrays(left, right)
-    return np.where(right == 0, np.zeros_like(quotients), quotients)
+def _of_arrays(compute: Callable[[Array, Array], Array]) -> Callable[[Any, Any], Array]:
+    """A function of arrays of one dtype as one of operands."""
+    return lambda x, y: compute(*_both(x, y))
 
 
-def _multiply_no_nan(x: Any, y: Any) -> Any:
-    left, right = _both(x, y)
-    return np.where(right == 0, np.zeros_like(left), left * right)
+def _or_zero(values: Array, is_kept: Array) -> Array:
+    return np.where(is_kept, values, np.zeros_like(values))
 
 
-def _xdivy(x: Any, y: Any) -> Any:
-    left, right = _both(x, y)
-    return np.where(left == 0, np.zeros_like(left), left / right)
-
-
-def _xlogy(x: Any, y: Any) -> Any:
-    left, right = _both(x, y)
-    return np.where(left == 0, np.zeros_like(left), left * np.log(right))
-
-
-def _squared_difference(x: Any, y: Any) -> Any:
-    difference = np.subtract(*_both(x, y))
+def _squared_difference(left: Array, right: Array) -> Array:
+    difference = left - right
     return difference * np.conj(difference)
 
 
@@ -144,13 +130,15 @@ mod = floormod
 pow = binary("pow", np.power)
 maximum = binary("maximum", np.maximum, "iuf")
 minimum = binary("minimum", np.minimum, "iuf")
-squared_difference = binary("squared_difference", _squared_difference)
-divide_no_nan = binary("divide_no_nan", _divide_no_nan, "iuf")
-multiply_no_nan = binary("multiply_no_nan", _multiply_no_nan, "f")
-xdivy = binary("xdivy", _xdivy, "f")
-xlogy = binary("xlogy", _xlogy, "f")
-truncatediv = binary("truncatediv", _truncatediv, "iuf")
-truncatemod = binary("truncatemod", _truncatemod, "iuf")
+squared_difference = binary("squared_difference", _of_arrays(_squared_difference))
+divide_no_nan = binary(
+    "divide_no_nan", _of_arrays(lambda x, y: _or_zero(divide_arrays(x, y), y != 0)), "iuf"
+)
+multiply_no_nan = binary("multiply_no_nan", _of_arrays(lambda x, y: _or_zero(x * y, y != 0)), "f")
+xdivy = binary("xdivy", _of_arrays(lambda x, y: _or_zero(x / y, x != 0)), "f")
+xlogy = binary("xlogy", _of_arrays(lambda x, y: _or_zero(x * np.log(y), x != 0)), "f")
+truncatediv = binary("truncatediv", _of_arrays(_truncatediv), "iuf")
+truncatemod = binary("truncatemod", _of_arrays(_truncatemod), "iuf")
 equal = binary("equal", np.equal, _COMPARED)
 not_equal = binary("not_equal", np.not_equal, _COMPARED)
 less = binary("less", np.less, "iuf")
@@ -205,8 +193,7 @@ def clip_by_value(t: Any, clip_value_min: Any, clip_value_max: Any, name: str | 
 def l2_normalize(x: Any, axis: Any = None, epsilon: float = 1e-12, name: str | None = None) -> Any:
     """Each vector divided by its length."""
     array = numbers("l2_normalize", x, "f")
-    where = None if axis is None else tuple(np.atleast_1d(to_array(axis)).tolist())
-    total = np.sum(np.square(array), where, keepdims=True)
+    total = np.sum(np.square(array), axes(axis), keepdims=True)
     return array / np.sqrt(np.maximum(total, np.asarray(epsilon, array.dtype)))
 
 
@@ -319,12 +306,14 @@ def complex(real: Any, imag: Any, name: str | None = None) -> Any:
     return left.astype(wide) + wide(1j) * right
 
 
+_axes = axes
+
+
 @operation
 def clip_by_norm(t: Any, clip_norm: Any, axes: Any = None, name: str | None = None) -> Any:
     """Vectors that are longer than `clip_norm` shortened to it."""
     array = numbers("clip_by_norm", t, "f")
-    where = None if axes is None else tuple(np.atleast_1d(to_array(axes)).tolist())
-    length = np.sqrt(np.sum(np.square(array), where, keepdims=True))
+    length = np.sqrt(np.sum(np.square(array), _axes(axes), keepdims=True))
     most = to_array(clip_norm, array.dtype)
     return array * most / np.maximum(length, most)
 
