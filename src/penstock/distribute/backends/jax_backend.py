@@ -5,8 +5,8 @@ Without `jax_enable_x64`, JAX has no 64-bit numbers and narrows them to 32 bits,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import jax
@@ -86,22 +86,15 @@ class JaxBackend:
     from_global = staticmethod(jax_global.from_global)
 
     def thread_settings(self) -> AbstractContextManager[Any]:
-        return _JaxSettings()
+        return _use_settings([(name, getattr(jax.config, f"jax_{name}")) for name in _THREADS_OWN])
 
 
-class _JaxSettings:
-    """The settings that JAX keeps per thread, captured from the thread that creates this object."""
-
-    def __init__(self) -> None:
-        self._entries = ExitStack()
-        self._values = [(name, getattr(jax.config, f"jax_{name}")) for name in _THREADS_OWN]
-
-    def __enter__(self) -> None:
-        for name, value in self._values:
-            self._entries.enter_context(getattr(jax, name)(value))
-
-    def __exit__(self, *_: object) -> None:
-        self._entries.close()
+@contextmanager
+def _use_settings(settings: Sequence[tuple[str, Any]]) -> Iterator[None]:
+    with ExitStack() as entries:
+        for name, value in settings:
+            entries.enter_context(getattr(jax, name)(value))
+        yield
 
 
 BACKEND = JaxBackend()
