@@ -235,8 +235,8 @@ class _Program:
     def __call__(self, arrays: list[Any], here: int) -> list[Any]:
         outputs = iter([own_shards(array) for array in self.run(*arrays)])
         columns = [
-            [leaf] * here if kind is None else _reshape_outputs(next(outputs), kind)
-            for kind, leaf in zip(self.traced.kinds, self.traced.leaves, strict=True)
+            [leaf] * here if rank is None else _reshape_outputs(next(outputs), rank)
+            for rank, leaf in self.traced.leaves
         ]
         rows = list(zip(*columns, strict=True)) if columns else [()] * here
         return [jax.tree.unflatten(self.traced.tree, row) for row in rows]
@@ -245,9 +245,8 @@ class _Program:
 @dataclass
 class _TracedResult:
     tree: Any = None
-    kinds: list[int | None] = field(default_factory=list)
-    """The rank of each result; None for a result that is no array but a constant."""
-    leaves: list[Any] = field(default_factory=list)
+    leaves: list[tuple[int | None, Any]] = field(default_factory=list)
+    """The rank of each result that is an array, or None and the result, which is a constant."""
 
 
 def _reshape_outputs(shards: list[Any], rank: int) -> list[Any]:
@@ -266,10 +265,10 @@ def _compile_program(
         leaves = [_argument_of_replica(kind, detail, given) for kind, detail in keys]
         args, kwargs = jax.tree.unflatten(tree, leaves)
         returned, traced.tree = jax.tree.flatten(_call_traced(strategy, fn, args, kwargs))
-        traced.leaves = [None if is_array(leaf) else leaf for leaf in returned]
+        traced.leaves = [
+            (np.ndim(leaf), None) if is_array(leaf) else (None, leaf) for leaf in returned
+        ]
         results = [jax.numpy.asarray(leaf) for leaf in returned if is_array(leaf)]
-        ranks = iter([result.ndim for result in results])
-        traced.kinds = [next(ranks) if leaf is None else None for leaf in traced.leaves]
         return [result if result.ndim else result[None] for result in results]
 
     parts, whole = jax.sharding.PartitionSpec(AXIS), jax.sharding.PartitionSpec()
