@@ -171,36 +171,23 @@ class DeliveryPlan:
     ) -> PortionsStream:
         """Opens the stream that cuts the elements of `source` into portions with that spec."""
         replicas, blank = self.replicas, partial(portion_rules.blank_leaves, portion)
+        group = {"workers": replicas.workers, "here": replicas.here, "worker": replicas.worker}
         if rule == "whole":
             each = self.replicas_per_input
             return WholePortions(source, replicas=each, blank=blank, start=start)
         if rule == "stream":
-            cycle = self._stream_sizes()
+            assert self.rule.size is not None
+            cycle = portion_rules.stream_sizes(self.rule.size, **group)
             return SizedPortions(source, cycle=cycle, blank=blank, start=start)
         if self._fill() is None and replicas.total == 1:
             return WholePortions(source, replicas=1, blank=blank, start=start)
         return EvenPortions(
             source,
             total=replicas.total,
-            turns=self._batch_turns(),
+            turns=portion_rules.batch_turns(**group, shares_batches=self.shares_batches),
             fill=self._fill(),
             balance=self.balance,
             start=start,
-        )
-
-    def _stream_sizes(self) -> tuple[tuple[int, ...], ...]:
-        replicas, size = self.replicas, self.rule.size
-        assert size is not None
-        return portion_rules.stream_sizes(
-            size, workers=replicas.workers, here=replicas.here, worker=replicas.worker
-        )
-
-    def _batch_turns(self) -> tuple[tuple[int, ...], ...]:
-        return portion_rules.batch_turns(
-            workers=self.replicas.workers,
-            here=self.replicas.here,
-            worker=self.replicas.worker,
-            shares_batches=self.shares_batches,
         )
 
     def _fill(self) -> portion_rules.Fill | None:
