@@ -151,7 +151,8 @@ class Peers(ABC):
             parcels = self._compare_labels(mine)
             self._check_shapes(parcels)
             if array is not None and (found := _arrays_inside(parcels)) is not None:
-                return self._convert_like(tensor, _add(found))
+                total = np.add.reduce(found, dtype=array.dtype)
+                return self._convert_like(tensor, np.asarray(total))
             return self._run_step(lambda: self._sum(tensor))
 
     def broadcast(self, array: Array) -> Array:
@@ -291,10 +292,3 @@ def _arrays_inside(parcels: Sequence[Parcel]) -> list[Array] | None:
     """The arrays inside parcels; None unless all parcels have contents."""
     found = [p.array(p.contents) for p in parcels if p.contents is not None]
     return found if len(found) == len(parcels) else None
-
-
-def _add(arrays: Sequence[Array]) -> Array:
-    total = arrays[0]
-    for array in arrays[1:]:
-        total = np.asarray(np.add(total, array, dtype=total.dtype))
-    return total
