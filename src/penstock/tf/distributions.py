@@ -51,12 +51,17 @@ class Draws(ABC):
     def truncated_normal(self, shape: Any, mean: Any, stddev: Any, dtype: Any) -> Tensor:
         """Numbers of a normal distribution, at most two deviations away from the mean."""
         kind, size = as_dtype(dtype), _size("random.truncated_normal", shape)
-        kept = np.zeros(0, kind.dtype)
-        while len(kept) < math.prod(size):
-            more = self._floats((max(16, 2 * math.prod(size)),), kind, _normal_floats)
-            kept = np.concatenate([kept, more[np.abs(more) <= 2]])
-        made = kept[: math.prod(size)].reshape(size)
+        made = self._truncated_floats(math.prod(size), kind)[: math.prod(size)]
+        made = made.reshape(size).astype(kind.dtype, copy=False)
         return as_tensor(made * to_array(stddev, kind) + to_array(mean, kind))
+
+    def _truncated_floats(self, count: int, kind: DType) -> Array:
+        """At least `count` numbers of the standard normal distribution, between -2 and 2."""
+        kept = np.zeros(0, kind.dtype)
+        while len(kept) < count:
+            more = self._floats((max(16, 2 * count),), kind, _normal_floats)
+            kept = np.concatenate([kept, more[np.abs(more) <= 2]])
+        return kept
 
     def permutation(self, count: int) -> Array:
         """The numbers below `count` in random order."""
@@ -139,16 +144,9 @@ class PhiloxDraws(Draws):
         self._counter += -(-count // 4)
         return made
 
-    def truncated_normal(self, shape: Any, mean: Any, stddev: Any, dtype: Any) -> Tensor:
-        """As `Draws.truncated_normal`: groups of numbers, with blocks reserved for each."""
-        kind, size = as_dtype(dtype), _size("random.truncated_normal", shape)
-        single = np.float64 if kind.size == 8 else np.float32
-        made = self._truncated_groups(math.prod(size), 2 if kind.size == 8 else 4, single)
-        made = made[: math.prod(size)].reshape(size).astype(kind.dtype)
-        return as_tensor(made * to_array(stddev, kind) + to_array(mean, kind))
-
-    def _truncated_groups(self, count: int, group: int, single: Any) -> Array:
-        """At least `count` numbers: of each group, the first ones that are not too large."""
+    def _truncated_floats(self, count: int, kind: DType) -> Array:
+        """As in `Draws`: the first fitting ones of each group, for which blocks are reserved."""
+        group, single = (2, np.float64) if kind.size == 8 else (4, np.float32)
         starts = np.arange(-(-count // group), dtype=np.uint64)
         starts *= np.uint64(_RESERVED_WORDS * group // 4)
         for blocks in (4, 16, 64):
