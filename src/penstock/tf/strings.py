@@ -51,29 +51,26 @@ __all__ = [
 @elementwise
 def lower(input: Any, encoding: str = "", name: str | None = None) -> Any:
     """Letters as small letters: only those of ASCII, unless `encoding` is utf-8."""
-    if _is_unicode("lower", encoding):
-        return map_texts("strings.lower", input, lambda text: _decode(text).lower().encode())
-    return map_texts("strings.lower", input, bytes.lower)
+    return _change_case("lower", input, encoding)
 
 
 @elementwise
 def upper(input: Any, encoding: str = "", name: str | None = None) -> Any:
     """Letters as capitals: only those of ASCII, unless `encoding` is utf-8."""
-    if _is_unicode("upper", encoding):
-        return map_texts("strings.upper", input, lambda text: _decode(text).upper().encode())
-    return map_texts("strings.upper", input, bytes.upper)
+    return _change_case("upper", input, encoding)
 
 
-def _is_unicode(call: str, encoding: str) -> bool:
+def _change_case(call: str, value: Any, encoding: str) -> Array:
     if encoding not in ("", None, "utf-8"):
         raise InvalidArgumentError(
             f"tf.strings.{call}: encoding must be utf-8 or empty, got {encoding!r}"
         )
-    return bool(encoding)
-
-
-def _decode(text: bytes) -> str:
-    return text.decode(errors="replace")
+    change = getattr(str if encoding else bytes, call)
+    if not encoding:
+        return map_texts(f"strings.{call}", value, change)
+    return map_texts(
+        f"strings.{call}", value, lambda text: change(text.decode(errors="replace")).encode()
+    )
 
 
 @elementwise
