@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -301,12 +302,10 @@ def foldr(fn: Callable[..., Any], elems: Any, initializer: Any = None, **_: Any)
 def scan(fn: Callable[..., Any], elems: Any, initializer: Any = None, **_: Any) -> Any:
     """The values of `foldl` after every row, stacked."""
     rows = list(as_tensor(to_array(elems)))
-    states = [rows.pop(0)] if initializer is None else []
-    state = states[0] if states else _values(initializer)
-    for row in rows:
-        state = _values(fn(state, row))
-        states.append(state)
-    return as_tensor(np.stack([to_array(one) for one in states]))
+    first = rows.pop(0) if initializer is None else _values(initializer)
+    states = list(accumulate(rows, lambda state, row: _values(fn(state, row)), initial=first))
+    kept = states if initializer is None else states[1:]
+    return as_tensor(np.stack([to_array(one) for one in kept]))
 
 
 class control_dependencies(name_scope):  # noqa: N801
