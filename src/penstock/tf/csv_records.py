@@ -43,7 +43,7 @@ def decode_csv(
             f"tf.io.decode_csv: field_delim must be one character, got {field_delim!r}"
         )
     lines = texts("io.decode_csv", records)
-    columns = [_Column(number, one, na_value) for number, one in enumerate(record_defaults)]
+    columns = [_default_of(number, one) for number, one in enumerate(record_defaults)]
     quoting: Any = csv.QUOTE_MINIMAL if use_quote_delim else csv.QUOTE_NONE
     decoded = [line.decode(*_ENCODING) for line in lines.ravel().tolist()]
     pattern = _pattern_of_lines(field_delim, use_quote_delim)
@@ -66,8 +66,8 @@ def decode_csv(
                 f"in record {place}"
             )
     return [
-        as_tensor(column.read([row[column.number] for row in rows]).reshape(lines.shape))
-        for column in columns
+        as_tensor(_read_column(number, rows, column, na_value).reshape(lines.shape))
+        for number, column in enumerate(columns)
     ]
 
 
@@ -89,49 +89,45 @@ def _select(row: list[str], columns: Sequence[int]) -> list[str]:
     return [row[number] for number in columns]
 
 
-class _Column:
-    """How the fields of one column are read."""
-
-    def __init__(self, number: int, default: Any, empty: str) -> None:
-        self.number, self._empty = number, empty
-        if isinstance(default, DType | np.dtype | type):
-            self.dtype, self._default = as_dtype(default), None
-            return
-        array = to_array(default)
-        self.dtype = of_numpy(array.dtype)
-        if array.size > 1:
-            raise InvalidArgumentError(
-                f"tf.io.decode_csv: a field has one default, got {default!r:.60} for {number}"
-            )
-        self._default = array.ravel()[0] if array.size else None
-
-    def read(self, fields: list[str]) -> Array:
-        result = np.empty(len(fields), self.dtype.dtype)
-        with np.errstate(over="ignore"):  # A float that does not fit is infinite.
-            for place, field in enumerate(fields):
-                try:
-                    result[place] = self._value(field, place)
-                except OverflowError:
-                    raise self._invalid(field, place) from None
-        return result
-
-    def _value(self, field: str, place: int) -> Any:
-        if field in ("", self._empty):
-            if self._default is None:
-                raise InvalidArgumentError(
-                    f"tf.io.decode_csv: Field {self.number} is required but missing "
-                    f"in record {place}!"
-                )
-            return self._default
-        if self.dtype.name == "string":
-            return field.encode(*_ENCODING)
-        try:
-            return int(field) if self.dtype.is_integer else float(field)
-        except ValueError:
-            raise self._invalid(field, place) from None
-
-    def _invalid(self, field: str, place: int) -> InvalidArgumentError:
-        return InvalidArgumentError(
-            f"tf.io.decode_csv: Field {self.number} in record {place} is not a valid "
-            f"{self.dtype.name}: {field}"
+def _default_of(number: int, given: Any) -> tuple[DType, Any]:
+    """The dtype of a column, and what an empty field becomes; None if its fields are required."""
+    if isinstance(given, DType | np.dtype | type):
+        return as_dtype(given), None
+    array = to_array(given)
+    if array.size > 1:
+        raise InvalidArgumentError(
+            f"tf.io.decode_csv: a field has one default, got {given!r:.60} for {number}"
         )
+    return of_numpy(array.dtype), array.ravel()[0] if array.size else None
+
+
+def _read_column(
+    number: int, rows: list[list[str]], column: tuple[DType, Any], empty: str
+) -> Array:
+    dtype, default = column
+    result = np.empty(len(rows), dtype.dtype)
+    with np.errstate(over="ignore"):  # A float that does not fit is infinite.
+        for place, row in enumerate(rows):
+            field = row[number]
+            if field in ("", empty):
+                if default is None:
+                    raise InvalidArgumentError(
+                        f"tf.io.decode_csv: Field {number} is required but missing in record "
+                        f"{place}!"
+                    )
+                result[place] = default
+                continue
+            try:
+                result[place] = _parse_field(field, dtype)
+            except (ValueError, OverflowError):
+                raise InvalidArgumentError(
+                    f"tf.io.decode_csv: Field {number} in record {place} is not a valid "
+                    f"{dtype.name}: {field}"
+                ) from None
+    return result
+
+
+def _parse_field(field: str, dtype: DType) -> Any:
+    if dtype.name == "string":
+        return field.encode(*_ENCODING)
+    return int(field) if dtype.is_integer else float(field)
