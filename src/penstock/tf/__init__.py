@@ -139,7 +139,7 @@ from penstock.tf.debugging import (
     assert_rank,
 )
 from penstock.tf.decorator import function
-from penstock.tf.elementwise import (
+from penstock.tf.math import (
     abs,
     acos,
     acosh,

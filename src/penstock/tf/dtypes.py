@@ -5,7 +5,7 @@ from typing import Any
 from penstock.element import dtypes
 from penstock.element.dtypes import DType, as_dtype
 from penstock.tf.arrays import cast, saturate_cast
-from penstock.tf.elementwise import complex
+from penstock.tf.math import complex
 from penstock.tf.missing_operations import missing_from_tf
 
 __all__ = ["DType", "as_dtype", "cast", "complex", "saturate_cast"]

@@ -1,6 +1,6 @@
 """`tf.nn`: the few operations that input functions use; training frameworks have many more."""
 
-from penstock.tf.elementwise import (
+from penstock.tf.math import (
     l2_normalize,
     log_softmax,
     relu,
