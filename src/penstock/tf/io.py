@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import base64
+import csv
+import functools
+import itertools
 import re
 import zlib
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from penstock import io as plain
-from penstock.element.dtypes import as_dtype
+from penstock.element.dtypes import DType, as_dtype, of_numpy
 from penstock.engine.formats import files
+from penstock.engine.formats.examples.reading import MalformedError, MessageCursor
+from penstock.engine.formats.examples.wire import encode_length
 from penstock.errors import InvalidArgumentError
 from penstock.tf import gfile
-from penstock.tf.csv_records import decode_csv
 from penstock.tf.missing_operations import refuse_names_of_tf
 from penstock.tf.operations import elementwise, map_texts, operation, texts, vector
 from penstock.tf.ported_functions import unwrap, wrap
 from penstock.tf.ragged_values import SparseTensor
-from penstock.tf.tensor_messages import parse_tensor, serialize_tensor
-from penstock.tf.values import Tensor, as_tensor, to_array
+from penstock.tf.values import Array, Tensor, as_tensor, to_array
 
 FixedLenFeature = plain.FixedLenFeature
 FixedLenSequenceFeature = plain.FixedLenSequenceFeature
@@ -302,5 +306,225 @@ def _decode_base64(text: bytes) -> bytes:
 
 
 _BASE64 = re.compile(rb"[A-Za-z0-9_-]*={0,2}")
+
+
+# Lines of comma-separated values
+
+
+_ENCODING = ("utf-8", "surrogateescape")
+
+
+def decode_csv(
+    records: Any,
+    record_defaults: Sequence[Any],
+    field_delim: str = ",",
+    use_quote_delim: bool = True,
+    na_value: str = "",
+    select_cols: Sequence[int] | None = None,
+    name: str | None = None,
+) -> list[Tensor]:
+    """The columns of lines; an empty field becomes its default.
+
+    Args:
+        records: Lines, of any shape.
+        record_defaults: One for each column: a value, or an empty tensor if it is required.
+        field_delim: The character between fields.
+        use_quote_delim: Whether quotes protect delimiters.
+        na_value: A text that counts as an empty field.
+        select_cols: Which columns to read, in rising order.
+    """
+    if len(field_delim) != 1:
+        raise InvalidArgumentError(
+            f"tf.io.decode_csv: field_delim must be one character, got {field_delim!r}"
+        )
+    lines = texts("io.decode_csv", records)
+    columns = [_default_of(number, one) for number, one in enumerate(record_defaults)]
+    quoting: Any = csv.QUOTE_MINIMAL if use_quote_delim else csv.QUOTE_NONE
+    decoded = [line.decode(*_ENCODING) for line in lines.ravel().tolist()]
+    pattern = _pattern_of_lines(field_delim, use_quote_delim)
+    for place, line in enumerate(decoded):
+        if not pattern.fullmatch(line):
+            raise InvalidArgumentError(
+                f"tf.io.decode_csv: a field in record {place} has quotes or line breaks inside"
+            )
+    rows = list(csv.reader(decoded, delimiter=field_delim, quoting=quoting))
+    if select_cols is not None:
+        if any(after <= before for before, after in itertools.pairwise(select_cols)):
+            raise InvalidArgumentError(
+                f"tf.io.decode_csv: select_cols must be in rising order, got {list(select_cols)}"
+            )
+        rows = [_select(row, select_cols) for row in rows]
+    for place, row in enumerate(rows):
+        if len(row) != len(columns):
+            raise InvalidArgumentError(
+                f"tf.io.decode_csv: Expect {len(columns)} fields but have {len(row)} "
+                f"in record {place}"
+            )
+    return [
+        as_tensor(_read_column(number, rows, column, na_value).reshape(lines.shape))
+        for number, column in enumerate(columns)
+    ]
+
+
+@functools.cache
+def _pattern_of_lines(delimiter: str, has_quotes: bool) -> re.Pattern[str]:
+    """Lines in which only fields in quotes have quotes, delimiters and line breaks inside."""
+    between = re.escape(delimiter)
+    field = rf"[^{between}\r\n]*"
+    if has_quotes:
+        field = rf'(?:"(?:[^"]|"")*"|[^"{between}\r\n]*)'
+    return re.compile(rf"{field}(?:{between}{field})*")
+
+
+def _select(row: list[str], columns: Sequence[int]) -> list[str]:
+    if columns[-1] >= len(row):
+        raise InvalidArgumentError(
+            f"tf.io.decode_csv: column {columns[-1]} is selected, but a record has {len(row)}"
+        )
+    return [row[number] for number in columns]
+
+
+def _default_of(number: int, given: Any) -> tuple[DType, Any]:
+    """The dtype of a column, and what an empty field becomes; None if its fields are required."""
+    if isinstance(given, DType | np.dtype | type):
+        return as_dtype(given), None
+    array = to_array(given)
+    if array.size > 1:
+        raise InvalidArgumentError(
+            f"tf.io.decode_csv: a field has one default, got {given!r:.60} for {number}"
+        )
+    return of_numpy(array.dtype), array.ravel()[0] if array.size else None
+
+
+def _read_column(
+    number: int, rows: list[list[str]], column: tuple[DType, Any], empty: str
+) -> Array:
+    dtype, default = column
+    result = np.empty(len(rows), dtype.dtype)
+    with np.errstate(over="ignore"):  # A float that does not fit is infinite.
+        for place, row in enumerate(rows):
+            field = row[number]
+            if field in ("", empty):
+                if default is None:
+                    raise InvalidArgumentError(
+                        f"tf.io.decode_csv: Field {number} is required but missing in record "
+                        f"{place}!"
+                    )
+                result[place] = default
+                continue
+            try:
+                result[place] = _parse_field(field, dtype)
+            except (ValueError, OverflowError):
+                raise InvalidArgumentError(
+                    f"tf.io.decode_csv: Field {number} in record {place} is not a valid "
+                    f"{dtype.name}: {field}"
+                ) from None
+    return result
+
+
+def _parse_field(field: str, dtype: DType) -> Any:
+    if dtype.name == "string":
+        return field.encode(*_ENCODING)
+    return int(field) if dtype.is_integer else float(field)
+
+
+# Tensors as the bytes of a `TensorProto`
+
+
+# The numbers of TensorFlow's DataType.
+_DTYPE_NUMBERS = {
+    "float32": 1,
+    "float64": 2,
+    "int32": 3,
+    "uint8": 4,
+    "int16": 5,
+    "int8": 6,
+    "string": 7,
+    "complex64": 8,
+    "int64": 9,
+    "bool": 10,
+    "bfloat16": 14,
+    "uint16": 17,
+    "complex128": 18,
+    "float16": 19,
+    "uint32": 22,
+    "uint64": 23,
+}
+_DTYPE_NAMES = {number: name for name, number in _DTYPE_NUMBERS.items()}
+# The tags of the fields of TensorProto and TensorShapeProto that are used here.
+_DTYPE, _SHAPE, _CONTENT, _STRING = 0x08, 0x12, 0x22, 0x42
+_DIM, _SIZE = 0x12, 0x08
+
+
+@operation
+def serialize_tensor(tensor: Any, name: str | None = None) -> Any:
+    """A tensor as bytes, which `parse_tensor` reads."""
+    array = to_array(tensor)
+    dtype = of_numpy(array.dtype).name
+    shape = b"".join(_field(_DIM, _dimension(size)) for size in array.shape)
+    head = bytes((_DTYPE,)) + encode_length(_DTYPE_NUMBERS[dtype]) + _field(_SHAPE, shape)
+    if dtype == "string":
+        return head + b"".join(_field(_STRING, text) for text in array.ravel().tolist())
+    return head + (_field(_CONTENT, array.tobytes()) if array.size else b"")
+
+
+def _field(tag: int, body: bytes) -> bytes:
+    return bytes((tag,)) + encode_length(len(body)) + body
+
+
+def _dimension(size: int) -> bytes:
+    return bytes((_SIZE,)) + encode_length(size) if size else b""
+
+
+@operation
+def parse_tensor(serialized: Any, out_type: Any, name: str | None = None) -> Any:
+    """The tensor that `serialize_tensor` wrote."""
+    data, wanted = to_array(serialized)[()], as_dtype(out_type)
+    try:
+        number, shape, content, texts = _read_tensor(data)
+    except MalformedError as error:
+        raise InvalidArgumentError(f"tf.io.parse_tensor: cannot be read: {error}") from None
+    if _DTYPE_NAMES.get(number) != wanted.name:
+        raise InvalidArgumentError(
+            f"tf.io.parse_tensor: the bytes hold {_DTYPE_NAMES.get(number)}, not {wanted.name}"
+        )
+    if wanted.name == "string":
+        return vector(texts).reshape(shape)
+    return np.frombuffer(content, wanted.dtype).reshape(shape).copy()
+
+
+def _read_tensor(data: bytes) -> tuple[int, tuple[int, ...], bytes, list[bytes]]:
+    cursor, number, content = MessageCursor(data), 0, b""
+    texts: list[bytes] = []
+    shape: tuple[int, ...] = ()
+    while not cursor.has_ended:
+        tag = cursor.peek()
+        if tag not in (_DTYPE, _SHAPE, _CONTENT, _STRING):
+            cursor.skip_field()
+            continue
+        cursor.at += 1
+        if tag == _DTYPE:
+            number = cursor.varint()
+        elif tag == _SHAPE:
+            shape = _read_shape(cursor.message())
+        elif tag == _CONTENT:
+            content = cursor.message()
+        else:
+            texts.append(cursor.message())
+    return number, shape, content, texts
+
+
+def _read_shape(data: bytes) -> tuple[int, ...]:
+    cursor, sizes = MessageCursor(data), []
+    while not cursor.has_ended:
+        cursor.expect(_DIM, "a dimension")
+        inner = MessageCursor(cursor.message())
+        size = 0
+        while not inner.has_ended:
+            inner.expect(_SIZE, "the size of a dimension")
+            size = inner.varint()
+        sizes.append(size)
+    return tuple(sizes)
+
 
 __getattr__ = refuse_names_of_tf("io", __all__)
