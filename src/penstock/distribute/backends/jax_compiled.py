@@ -229,24 +229,19 @@ def _has_hash(value: Any) -> bool:
 class _Program:
     """A compiled function, and the structure of its result, which is known once it was traced."""
 
-    run: Callable[..., list[Any]]
-    traced: _TracedResult
+    run: Callable[..., list[Any]] = field(init=False)
+    tree: Any = None
+    leaves: list[tuple[int | None, Any]] = field(default_factory=list)
+    """The rank of each result that is an array, or None and the result, which is a constant."""
 
     def __call__(self, arrays: list[Any], here: int) -> list[Any]:
         outputs = iter([own_shards(array) for array in self.run(*arrays)])
         columns = [
             [leaf] * here if rank is None else _reshape_outputs(next(outputs), rank)
-            for rank, leaf in self.traced.leaves
+            for rank, leaf in self.leaves
         ]
         rows = list(zip(*columns, strict=True)) if columns else [()] * here
-        return [jax.tree.unflatten(self.traced.tree, row) for row in rows]
-
-
-@dataclass
-class _TracedResult:
-    tree: Any = None
-    leaves: list[tuple[int | None, Any]] = field(default_factory=list)
-    """The rank of each result that is an array, or None and the result, which is a constant."""
+        return [jax.tree.unflatten(self.tree, row) for row in rows]
 
 
 def _reshape_outputs(shards: list[Any], rank: int) -> list[Any]:
@@ -258,14 +253,14 @@ def _compile_program(
     strategy: Any, fn: Callable[..., Any], mesh: Any, tree: Any, keys: tuple[Any, ...]
 ) -> _Program:
     """The program of a function for arguments of one structure; compiled on its first run."""
-    traced = _TracedResult()
+    program = _Program()
 
     def body(*arrays: Any) -> list[Any]:
         given = iter(arrays)
         leaves = [_argument_of_replica(kind, detail, given) for kind, detail in keys]
         args, kwargs = jax.tree.unflatten(tree, leaves)
-        returned, traced.tree = jax.tree.flatten(_call_traced(strategy, fn, args, kwargs))
-        traced.leaves = [
+        returned, program.tree = jax.tree.flatten(_call_traced(strategy, fn, args, kwargs))
+        program.leaves = [
             (np.ndim(leaf), None) if is_array(leaf) else (None, leaf) for leaf in returned
         ]
         results = [jax.numpy.asarray(leaf) for leaf in returned if is_array(leaf)]
@@ -275,7 +270,8 @@ def _compile_program(
     taken = [whole if kind == "common" else parts for kind, _ in keys if kind != "constant"]
     # check_vma is off: results of users' functions may differ between the devices.
     mapped = jax.shard_map(body, mesh=mesh, in_specs=tuple(taken), out_specs=parts, check_vma=False)
-    return _Program(jax.jit(mapped), traced)
+    program.run = jax.jit(mapped)
+    return program
 
 
 def _call_traced(strategy: Any, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
