@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import math
 import operator
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -106,9 +106,7 @@ class RaggedTensor:
             return cls(_cut_each(array, lengths, kind))
         rows = array.reshape(math.prod(array.shape[:ragged_rank]), *array.shape[ragged_rank:])
         ragged = _cut_rows(rows, _count_kept(rows, lengths, padding), kind)
-        for size in reversed(array.shape[1:ragged_rank]):
-            ragged = Ragged(ragged, np.arange(0, len(ragged) + 1, size, dtype=kind))
-        return cls(ragged)
+        return cls(group_rows(ragged, array.shape[:ragged_rank], kind))
 
     @classmethod
     def from_sparse(cls, st_input: Any, row_splits_dtype: Any = np.int64) -> RaggedTensor:
@@ -345,6 +343,13 @@ def plain_rows(value: Any) -> Any:
 def stack_rows(rows: Iterable[Any]) -> RaggedTensor:
     """Rows of different lengths as one ragged tensor."""
     return RaggedTensor(Ragged.from_rows([plain_rows(row) for row in rows]))
+
+
+def group_rows(rows: Ragged, shape: Sequence[int], dtype: Any = np.int64) -> Ragged:
+    """The rows in dimensions of fixed sizes: each of the inner ones becomes a dimension of rows."""
+    for depth in reversed(range(1, len(shape))):
+        rows = Ragged(rows, np.arange(math.prod(shape[:depth]) + 1, dtype=dtype) * shape[depth])
+    return rows
 
 
 def _check_count(call: str, values: Any, count: int) -> Any:

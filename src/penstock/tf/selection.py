@@ -12,7 +12,7 @@ from penstock.element.dtypes import as_dtype
 from penstock.element.ragged import Ragged
 from penstock.errors import InvalidArgumentError
 from penstock.tf.operations import dims, integer, numbers, operation
-from penstock.tf.ragged_values import RaggedTensor, wrap_rows
+from penstock.tf.ragged_values import RaggedTensor, group_rows, wrap_rows
 from penstock.tf.values import Array, match_operands, to_array
 
 
@@ -77,11 +77,7 @@ def _gather_rows(rows: Ragged, places: Array) -> Any:
     """The rows at places: one row, rows, or rows in one more dimension for each of the places."""
     if not places.ndim:
         return wrap_rows(rows[int(places)])
-    made = rows.take(places.ravel())
-    for depth in reversed(range(1, places.ndim)):
-        splits = np.arange(math.prod(places.shape[:depth]) + 1) * places.shape[depth]
-        made = Ragged(made, splits)
-    return RaggedTensor(made)
+    return RaggedTensor(group_rows(rows.take(places.ravel()), places.shape))
 
 
 def _gather_each(array: Array, places: Array, axis: int, batch_dims: int) -> Array:

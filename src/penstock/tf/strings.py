@@ -17,7 +17,7 @@ from penstock.errors import InvalidArgumentError, InvalidTypeError
 from penstock.shim import printing
 from penstock.tf.missing_operations import refuse_names_of_tf
 from penstock.tf.operations import elementwise, map_texts, operation, texts, vector
-from penstock.tf.ragged_values import RaggedTensor, plain_rows
+from penstock.tf.ragged_values import RaggedTensor, group_rows, plain_rows
 from penstock.tf.reductions import reduce_join
 from penstock.tf.regexes import regex_of
 from penstock.tf.values import Array, as_tensor, to_array
@@ -188,9 +188,7 @@ def _split_each(
         return as_tensor(vector(function(array[()]), dtype))
     flat = [vector(function(text), dtype) for text in array.ravel().tolist()]
     rows = Ragged.from_rows(flat, dtype) if flat else Ragged(np.zeros(0, dtype), [0])
-    for depth in reversed(range(1, array.ndim)):
-        rows = Ragged(rows, np.arange(math.prod(array.shape[:depth]) + 1) * array.shape[depth])
-    return RaggedTensor(rows)
+    return RaggedTensor(group_rows(rows, array.shape))
 
 
 def bytes_split(input: Any, name: str | None = None) -> Any:
