@@ -156,13 +156,9 @@ def py_function(
     if _is_decorator("py_function", func, inp, Tout):
         return _decorator(py_function, Tout)
     assert func is not None
-    result = func(*[_argument(value) for value in inp or ()])
-    types = list(Tout) if isinstance(Tout, list | tuple) else [Tout]
-    parts = _parts_of_result(result)
-    if len(parts) < len(types):
-        raise _wrong_count("py_function", parts, types)
-    made = [_cast(part, one) for part, one in zip(parts, types, strict=False)]
-    return made if isinstance(Tout, list | tuple) else made[0]
+    parts = _parts_of_result(func(*[_argument(value) for value in inp or ()]))
+    count = len(Tout) if isinstance(Tout, list | tuple) else 1
+    return _declare("py_function", parts[:count], Tout, _cast)
 
 
 def numpy_function(
@@ -180,15 +176,10 @@ def numpy_function(
     if _is_decorator("numpy_function", func, inp, Tout):
         return _decorator(numpy_function, Tout)
     assert func is not None
-    result = unwrap(func(*[_numpy(value) for value in inp or ()]))
-    types = list(Tout) if isinstance(Tout, list | tuple) else [Tout]
-    if not types:
+    parts = _parts_of_result(unwrap(func(*[_numpy(value) for value in inp or ()])))
+    if isinstance(Tout, list | tuple) and not Tout:
         return None
-    parts = _parts_of_result(result)
-    if len(parts) != len(types):
-        raise _wrong_count("numpy_function", parts, types)
-    made = [_convert(part, one) for part, one in zip(parts, types, strict=True)]
-    return made if isinstance(Tout, list | tuple) else made[0]
+    return _declare("numpy_function", parts, Tout, _convert)
 
 
 def _is_decorator(call: str, func: Any, inp: Any, types: Any) -> bool:
@@ -234,10 +225,16 @@ def _parts_of_result(result: Any) -> list[Any]:
     return list(result) if isinstance(result, list | tuple) else [result]
 
 
-def _wrong_count(call: str, parts: list[Any], types: list[Any]) -> InvalidArgumentError:
-    return InvalidArgumentError(
-        f"tf.{call}: Tout has {len(types)} dtypes, but {len(parts)} values came back"
-    )
+def _declare(call: str, parts: list[Any], declared: Any, convert: Callable[[Any, Any], Any]) -> Any:
+    """What a function returned, converted to the dtypes of `Tout`."""
+    is_list = isinstance(declared, list | tuple)
+    types = list(declared) if is_list else [declared]
+    if len(parts) != len(types):
+        raise InvalidArgumentError(
+            f"tf.{call}: Tout has {len(types)} dtypes, but {len(parts)} values came back"
+        )
+    made = list(map(convert, parts, types))
+    return made if is_list else made[0]
 
 
 def _cast(value: Any, declared: Any) -> Any:
