@@ -12,8 +12,8 @@ import inspect
 import os
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 from functools import lru_cache
-from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 import jax
@@ -102,23 +102,18 @@ def _program(action: str, rows: Any) -> Any:
 
 def run_with_timeout(action: Callable[[], Result], seconds: float) -> Result:
     """The result of an action; after `seconds` raises TimeoutError and abandons its thread."""
-    outcome: SimpleQueue[tuple[bool, Any]] = SimpleQueue()
+    outcome: Future[Result] = Future()
 
     def act() -> None:
         try:
-            outcome.put((True, action()))
+            outcome.set_result(action())
         except BaseException as error:
-            outcome.put((False, error))
+            outcome.set_exception(error)
 
     threading.Thread(target=act, daemon=True, name="penstock-collective").start()
-    try:
-        succeeded, value = outcome.get(timeout=seconds)
-    except Empty:
-        raise TimeoutError(f"no answer for {seconds:g} s") from None
-    if not succeeded:
-        raise value
-    result: Result = value
-    return result
+    if not wait([outcome], seconds).done:
+        raise TimeoutError(f"no answer for {seconds:g} s")
+    return outcome.result()
 
 
 def connect(
