@@ -14,7 +14,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -57,10 +57,8 @@ class Parcel:
     def of_row(cls, row: Array) -> Parcel:
         action, dtype, full, rank, *sizes = LABEL.unpack(row[: LABEL.size].tobytes())
         parcel = cls(_text(action), _text(dtype), tuple(sizes[:rank]))
-        if not full:
-            return parcel
         contents = row[LABEL.size :][: parcel.nbytes].tobytes()
-        return cls(parcel.action, parcel.dtype, parcel.shape, contents)
+        return replace(parcel, contents=contents) if full else parcel
 
     @property
     def nbytes(self) -> int:
