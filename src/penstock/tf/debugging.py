@@ -11,6 +11,7 @@ from penstock.element.dtypes import as_dtype, of_numpy
 from penstock.element.spec import TensorShape
 from penstock.errors import InvalidArgumentError, InvalidTypeError
 from penstock.tf.missing_operations import refuse_names_of_tf
+from penstock.tf.operations import name_call
 from penstock.tf.values import as_tensor, match_operands, to_array
 
 __all__ = [
@@ -54,9 +55,8 @@ def _compare(call: str, compute: Callable[[Any, Any], Any]) -> Callable[..., Non
         if not np.all(compute(left, right)):
             raise _failure(call, message, f"x = {left}, y = {right}")
 
-    check.__name__ = check.__qualname__ = call
-    check.__doc__ = f"Raises InvalidArgumentError unless `{call.removeprefix('assert_')}` holds."
-    return check
+    doc = f"Raises InvalidArgumentError unless `{call.removeprefix('assert_')}` holds."
+    return name_call(check, call, doc)
 
 
 def _failure(call: str, message: str | None, shown: str) -> InvalidArgumentError:
@@ -70,9 +70,7 @@ def _sign(call: str, compute: Callable[[Any], Any]) -> Callable[..., None]:
         if not np.all(compute(array)):
             raise _failure(call, message, f"x = {array}")
 
-    check.__name__ = check.__qualname__ = call
-    check.__doc__ = f"Raises InvalidArgumentError unless all values are {call[7:]}."
-    return check
+    return name_call(check, call, f"Raises InvalidArgumentError unless all values are {call[7:]}.")
 
 
 assert_equal = _compare("assert_equal", np.equal)

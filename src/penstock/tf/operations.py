@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any, ParamSpec
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from penstock.tf.ragged_values import RaggedTensor
 from penstock.tf.values import Array, Tensor, as_tensor, match_operands, plain_leaf, to_array
 
 P = ParamSpec("P")
+Call = TypeVar("Call", bound=Callable[..., Any])
 
 
 def operation(function: Callable[P, Any]) -> Callable[P, Any]:
@@ -84,6 +85,13 @@ def image_operation(function: Callable[P, Any]) -> Callable[P, Any]:
     return call
 
 
+def name_call(call: Call, name: str, doc: str) -> Call:
+    """A function that another function made, with the name and the docstring of its operation."""
+    call.__name__ = call.__qualname__ = name
+    call.__doc__ = doc
+    return call
+
+
 def unary(
     name: str, compute: Callable[[Any], Any], kinds: str = "fc", first: str = "x"
 ) -> Callable[..., Any]:
@@ -97,9 +105,7 @@ def unary(
         with np.errstate(all="ignore"):
             return np.asarray(compute(array)).astype(_result_dtype(array, compute), copy=False)
 
-    call.__name__ = call.__qualname__ = name
-    call.__doc__ = f"`{name}` of every number."
-    made = elementwise(call)
+    made = elementwise(name_call(call, name, f"`{name}` of every number."))
     return made if first == "x" else _rename_first(made, first)
 
 
@@ -134,9 +140,7 @@ def binary(
         with np.errstate(all="ignore"):
             return compute(left, right)
 
-    call.__name__ = call.__qualname__ = name
-    call.__doc__ = f"`{name}` of every pair of values."
-    return on_both(call)
+    return on_both(name_call(call, name, f"`{name}` of every pair of values."))
 
 
 def on_both(function: Callable[..., Any]) -> Callable[..., Any]:

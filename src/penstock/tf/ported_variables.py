@@ -26,6 +26,7 @@ from penstock.element.spec import TensorShape
 from penstock.errors import UnimplementedError
 from penstock.shim.literals import is_literal
 from penstock.tf.missing_operations import missing_from_tf
+from penstock.tf.operations import name_call
 from penstock.tf.ported_functions import wrap
 from penstock.tf.selection import gather, gather_nd
 from penstock.tf.values import Reference, Tensor, as_tensor, to_array
@@ -48,9 +49,7 @@ def _scatter_method(how: str, doc: str) -> Callable[..., Any]:
     ) -> Any:
         return self._scatter(how, sparse_delta)
 
-    scatter.__name__, scatter.__doc__ = f"scatter_{how}", doc
-    scatter.__qualname__ = f"PortedVariable.scatter_{how}"
-    return scatter
+    return name_call(scatter, f"scatter_{how}", doc)
 
 
 def _scatter_nd_method(how: str, doc: str) -> Callable[..., Any]:
@@ -58,10 +57,8 @@ def _scatter_nd_method(how: str, doc: str) -> Callable[..., Any]:
         call = f"Variable.scatter_nd_{how}"
         return self._update(lambda old: change_entries(how, old, indices, updates, call), call)
 
-    scatter.__name__ = f"scatter_nd_{how}"
-    scatter.__qualname__ = f"PortedVariable.scatter_nd_{how}"
-    scatter.__doc__ = f"{doc}: each row of `indices` is the index of one update."
-    return scatter
+    doc = f"{doc}: each row of `indices` is the index of one update."
+    return name_call(scatter, f"scatter_nd_{how}", doc)
 
 
 class PortedVariable(Variable):

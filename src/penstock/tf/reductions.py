@@ -11,7 +11,7 @@ import numpy as np
 from penstock.element.ragged import Ragged
 from penstock.errors import InvalidArgumentError, OutOfRangeError, UnfitTypeError
 from penstock.shim import arrays as plain
-from penstock.tf.operations import axes, integer, numbers, operation, texts
+from penstock.tf.operations import axes, integer, name_call, numbers, operation, texts
 from penstock.tf.ragged_shapes import DynamicRaggedShape
 from penstock.tf.ragged_values import RaggedTensor, fill_rows
 from penstock.tf.values import Array, as_tensor, divide_arrays, plain_leaf, to_array
@@ -45,9 +45,7 @@ def _reduction(name: str, compute: Compute, kinds: str = "iufc") -> Callable[...
             return _reduce_ragged(one, rows, axis, keepdims)
         return on_array(input_tensor, axis, keepdims)
 
-    call.__name__ = call.__qualname__ = name
-    call.__doc__ = f"`{name}` along `axis`: one, several, or all dimensions."
-    return call
+    return name_call(call, name, f"`{name}` along `axis`: one, several, or all dimensions.")
 
 
 def _reduce_ragged(call: Callable[..., Any], rows: RaggedTensor, axis: Any, keep: bool) -> Any:
@@ -327,18 +325,16 @@ def _sorted_segments(what: str, compute: Callable[..., Array]) -> Callable[..., 
     def call(data: Any, segment_ids: Any, name: str | None = None) -> Any:
         return compute(call.__name__, data, segment_ids, None)
 
-    call.__name__ = call.__qualname__ = f"segment_{what}"
-    call.__doc__ = f"`{what}` of the rows with the same id; the ids are sorted."
-    return operation(call)
+    doc = f"`{what}` of the rows with the same id; the ids are sorted."
+    return operation(name_call(call, f"segment_{what}", doc))
 
 
 def _unsorted_segments(what: str, compute: Callable[..., Array]) -> Callable[..., Any]:
     def call(data: Any, segment_ids: Any, num_segments: Any, name: str | None = None) -> Any:
         return compute(call.__name__, data, segment_ids, int(num_segments))
 
-    call.__name__ = call.__qualname__ = f"unsorted_segment_{what}"
-    call.__doc__ = f"`{what}` of the rows with the same id; the ids are in any order."
-    return operation(call)
+    doc = f"`{what}` of the rows with the same id; the ids are in any order."
+    return operation(name_call(call, f"unsorted_segment_{what}", doc))
 
 
 _segment_sums, _segment_products = partial(_segments, np.add), partial(_segments, np.multiply)
