@@ -142,8 +142,8 @@ def run_compiled(
         for index, column in enumerate(columns)
     ]
     _check_function(fn)
-    program = _compile_program(strategy, fn, mesh, flat[0][1], tuple(one.key for one in inputs))
-    results = program([one.array for one in inputs if one.array is not None], replicas.here)
+    program = _compile_program(strategy, fn, mesh, flat[0][1], tuple(key for key, _ in inputs))
+    results = program([array for _, array in inputs if array is not None], replicas.here)
     return results[0] if replicas.here == 1 else regroup(results, always=False)
 
 
@@ -175,31 +175,24 @@ def _devices_of_all_workers(replicas: Replicas) -> list[Any]:
     ]
 
 
-@dataclass(frozen=True)
-class _Input:
-    """One leaf of the arguments: a global array, or None if it is a constant of the program."""
-
-    key: Any
-    array: Any = None
-
-
 def _make_input(
     column: Sequence[Any], replicas: Replicas, mesh: Any, path: Callable[[], str]
-) -> _Input:
+) -> tuple[Any, Any]:
+    """The key and the global array of a leaf; None for a leaf that is a constant of the program."""
     first = column[0]
     if not all(map(is_array, column)):
         for leaf in column:
             refuse_foreign(replicas, leaf, CALL)
-        return _Input(("constant", _constant(column, path)))
+        return ("constant", _constant(column, path)), None
     put, devices = replicas.backend.put, replicas.devices
     values = [put(leaf, devices[i].handle) for i, leaf in enumerate(column)]
     kind = (values[0].shape, values[0].dtype)
     if all(leaf is first for leaf in column):
-        return _Input(("common", kind), everywhere(values, mesh))
+        return ("common", kind), everywhere(values, mesh)
     check_alike(values, CALL, "the replicas' values of an argument")
     if not values[0].ndim:
-        return _Input(("number", kind), along([value[None] for value in values], 0, mesh))
-    return _Input(("rows", kind), along(values, 0, mesh))
+        return ("number", kind), along([value[None] for value in values], 0, mesh)
+    return ("rows", kind), along(values, 0, mesh)
 
 
 def _constant(column: Sequence[Any], path: Callable[[], str]) -> Any:
