@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -16,6 +16,9 @@ from penstock.engine.heap import keep_freed_memory
 from penstock.errors import InvalidArgumentError
 from penstock.tf.operations import dims, image_operation
 from penstock.tf.values import Array
+
+Band = tuple[int, Array]
+"""The weights of neighbouring sums: a small matrix, behind the first value that it is for."""
 
 _BLOCK = 1 << 16
 """How many values are computed together."""
@@ -184,13 +187,6 @@ def _weigh(values: Array, bands: list[Band], made: Array) -> None:
         start = stop
 
 
-class Band(NamedTuple):
-    """The weights of neighbouring sums: a small matrix, and the first value that it is for."""
-
-    first: int
-    weights: Array
-
-
 @functools.lru_cache(maxsize=64)
 def _find_bands(
     method: str, antialias: bool, have: int, want: int, channels: int, is_finite: bool
@@ -214,9 +210,7 @@ def _cut_band(weights: Array, channels: int) -> Band:
     """Leaves out the pixels around those that have a weight."""
     used = np.flatnonzero(weights.any(0))
     first, last = int(used[0]), int(used[-1]) + 1
-    return Band(
-        first * channels, np.kron(weights[:, first:last], np.eye(channels, dtype=np.float32))
-    )
+    return first * channels, np.kron(weights[:, first:last], np.eye(channels, dtype=np.float32))
 
 
 def _find_centers(have: int, want: int) -> Array:
