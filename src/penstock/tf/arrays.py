@@ -332,7 +332,7 @@ def _squeeze_ragged(rows: RaggedTensor, axis: int | None) -> Any:
 def concat(values: Any, axis: Any, name: str | None = None) -> Any:
     """Tensors one after another along an existing dimension."""
     if isinstance(values, list | tuple) and any(isinstance(one, RaggedTensor) for one in values):
-        return _concat_ragged("concat", values, integer("concat", "axis", axis))
+        return join_ragged("concat", values, integer("concat", "axis", axis))
     if not isinstance(values, list | tuple):
         return to_array(values)  # One tensor alone.
     arrays = _to_one_dtype("concat", values)
@@ -348,20 +348,22 @@ def _place(call: str, axis: int, rank: int) -> int:
     return axis % rank
 
 
-def _concat_ragged(call: str, values: Any, axis: int) -> Any:
+def join_ragged(call: str, values: Any, axis: int, is_stack: bool = False) -> Any:
+    """Ragged rows one after another, along a dimension; a stack of them has a new dimension."""
     parts = [
         one.ragged if isinstance(one, RaggedTensor) else RaggedTensor.from_tensor(one).ragged
         for one in values
     ]
-    return wrap_rows(_join_rows(call, parts, _place(call, axis, len(parts[0].shape))))
+    place = _place(call, axis, len(parts[0].shape) + is_stack)
+    return wrap_rows(_join_rows(call, parts, place, is_stack))
 
 
-def _join_rows(call: str, parts: list[Any], axis: int) -> Any:
-    """Ragged rows one after another: as more rows, as longer rows, or inside of the rows."""
+def _join_rows(call: str, parts: list[Any], axis: int, is_stack: bool) -> Any:
+    """As more rows, as longer rows, or inside of the rows."""
     if not isinstance(parts[0], Ragged):
-        return np.concatenate(parts, axis)
+        return np.stack(parts, axis) if is_stack else np.concatenate(parts, axis)
     if axis == 0:
-        return Ragged.concat(parts)
+        return Ragged.from_rows(parts) if is_stack else Ragged.concat(parts)
     if len({len(part) for part in parts}) > 1:
         raise InvalidArgumentError(
             f"tf.{call}: the tensors have {[len(part) for part in parts]} rows"
@@ -369,17 +371,13 @@ def _join_rows(call: str, parts: list[Any], axis: int) -> Any:
     if axis == 1:
         order = np.arange(sum(map(len, parts))).reshape(len(parts), -1).T.ravel()
         rows = Ragged.concat(parts).take(order)
+        if is_stack:
+            return Ragged(rows, np.arange(0, len(order) + 1, len(parts)))
         return Ragged(rows.flat, rows.row_splits[:: len(parts)])
     if not all(np.array_equal(part.row_lengths, parts[0].row_lengths) for part in parts):
         raise InvalidArgumentError(f"tf.{call}: the rows of the tensors differ in length")
-    joined = _join_rows(call, [part.flat for part in parts], axis - 1)
+    joined = _join_rows(call, [part.flat for part in parts], axis - 1, is_stack)
     return Ragged(joined, parts[0].row_splits - parts[0].row_splits[0])
-
-
-def stack_ragged(call: str, values: Any, axis: int) -> Any:
-    """Ragged rows side by side: one after another along a new dimension of 1."""
-    place = _place(call, axis, len(plain_rows(values[0]).shape) + 1)
-    return _concat_ragged(call, [expand_dims(one, place) for one in values], place)
 
 
 def _to_one_dtype(call: str, values: Any) -> list[Array]:
@@ -397,7 +395,7 @@ def stack(values: Any, axis: Any = 0, name: str | None = "stack") -> Any:
         raise InvalidTypeError(f"tf.stack: needs a list of tensors, got {values!r}")
     place = integer("stack", "axis", axis)
     if any(isinstance(one, RaggedTensor) for one in values):
-        return stack_ragged("stack", values, place)
+        return join_ragged("stack", values, place, is_stack=True)
     if not len(values) and place == 0:
         return np.zeros(0, np.float32)
     if place == 0 and has_any(list_leaves(values), (Tensor, bool, int, float)):

@@ -9,7 +9,7 @@ import numpy as np
 from penstock.element.dtypes import as_dtype
 from penstock.element.ragged import Ragged
 from penstock.errors import InvalidArgumentError
-from penstock.tf.arrays import stack_ragged
+from penstock.tf.arrays import join_ragged
 from penstock.tf.missing_operations import refuse_names_of_tf
 from penstock.tf.ragged_values import RaggedTensor, plain_rows, stack_rows, wrap_rows
 from penstock.tf.values import as_tensor, to_array
@@ -82,7 +82,7 @@ def stack(values: Any, axis: int = 0, name: str | None = None) -> Any:
     if axis == 0:
         return stack_rows(values)
     if any(isinstance(one, RaggedTensor) for one in values):
-        return stack_ragged("ragged.stack", values, axis)
+        return join_ragged("ragged.stack", values, axis, is_stack=True)
     return as_tensor(np.stack([to_array(one) for one in values], axis))
 
 
