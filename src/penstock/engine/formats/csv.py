@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import reprlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -272,32 +272,33 @@ class RowConverter:
         self._fields = [
             Field(dtype.dtype, default, required) for dtype, default, required in fields
         ]
-        self._na_value, self._missing = na_value, {b"", na_value.encode(*ENCODING)}
-        self._select, self._exclude = select, exclude
+        self._missing = {b"", na_value.encode(*ENCODING)}
+        self._select, self._exclude = select or (), exclude or ()
         self._tree = nest.tuple_of(len(fields))
 
     def convert(self, rows: list[list[bytes]], where: str) -> Chunk:
-        """The elements of rows up to the first that is none.
+        """The elements of rows from the front; not of all rows if one of them is no element.
 
         Raises InvalidArgumentError if that is the first row; `where` names it.
         """
         try:
-            columns = list(zip(*rows, strict=True))
-            chosen = [columns[number] for number in self._choose(len(columns))]
-            pairs = zip(chosen, self._fields, strict=True)
+            pairs = zip(self._choose(rows), self._fields, strict=True)
             made: list[Column] = [self._convert_column(*pair) for pair in pairs]
         except (ValueError, OverflowError, IndexError):
-            return self._convert_each(rows, where)  # One is wrong, or has an unusual number.
+            if len(rows) > 1:
+                return self.convert(rows[: len(rows) // 2], where)
+            raise InvalidArgumentError(f"{where}: {self._explain(rows[0])}") from None
         return Chunk(self._tree, made, len(rows))
 
-    def _choose(self, count: int) -> Sequence[int]:
-        """Which of so many fields are read."""
-        if self._exclude is not None:
-            return [number for number in range(count) if number not in self._exclude]
-        return self._select or range(count)
+    def _choose(self, rows: list[list[bytes]]) -> list[Sequence[bytes]]:
+        """The columns that are read."""
+        if self._select:
+            return [[row[number] for row in rows] for number in self._select]
+        columns = enumerate(zip(*rows, strict=True))
+        return [column for number, column in columns if number not in self._exclude]
 
     def _convert_column(self, texts: Sequence[bytes], field: Field) -> Array:
-        """Raises ValueError, or OverflowError, for what `convert_row` may convert or refuse."""
+        """Raises ValueError or OverflowError if a field has no value of the column's type."""
         missing = None
         if not self._missing.isdisjoint(texts):
             if field.required:
@@ -312,35 +313,40 @@ class RowConverter:
             made[missing] = field.dtype.type(field.default)
         return made
 
-    def _convert_each(self, rows: list[list[bytes]], where: str) -> Chunk:
-        values: list[Any] = []
-        for row in rows:
-            texts = [field.decode(*ENCODING) for field in row]
-            select = self._select if self._exclude is None else self._choose(len(row))
+    def _explain(self, row: list[bytes]) -> str:
+        """Why a row is no element."""
+        numbers = self._select or [n for n in range(len(row)) if n not in self._exclude]
+        texts = [row[number] for number in numbers if number < len(row)]
+        if len(texts) != len(self._fields):
+            fields = "selected fields" if self._select or self._exclude else "fields"
+            shown = reprlib.repr([field.decode(*ENCODING) for field in row])
+            return (
+                f"the row has {len(texts)} {fields}, but record_defaults has "
+                f"{len(self._fields)}: {shown}"
+            )
+        for number, (text, field) in enumerate(zip(texts, self._fields, strict=True)):
             try:
-                element = convert_row(
-                    texts, self._fields, na_value=self._na_value, select_cols=select, where=where
-                )
-            except InvalidArgumentError:
-                if not values:
-                    raise
-                break
-            values.append(element)
-        return Chunk.of(values)
+                self._convert_column([text], field)
+            except (ValueError, OverflowError):
+                problem = f"is not a valid {field.dtype}: {text.decode(*ENCODING)!r}"
+                if text in self._missing:
+                    problem = "is required but missing; give it a default in record_defaults"
+                return f"field {number} {problem}"
+        raise AssertionError("every field was converted")
 
 
 def _make_strings(texts: Sequence[bytes], field: Field, missing: list[bool] | None) -> Array:
     made = strings.make_column(list(texts))
     if missing is not None:
         default = field.default
-        made[missing] = default if isinstance(default, bytes) else _string(str(default))
+        made[missing] = default if isinstance(default, bytes) else str(default).encode(*ENCODING)
     return made
 
 
 def _make_numbers(texts: Sequence[bytes], dtype: np.dtype[Any]) -> Array:
-    """The numbers that fields hold; ValueError or OverflowError if one is wrong or unusual."""
-    if _UNUSUAL.search(b"".join(texts)):
-        raise ValueError("a field has a character that usual numbers have not")
+    """The numbers that fields hold; ValueError or OverflowError if one is wrong."""
+    if _NO_NUMBER.search(b"".join(texts)):
+        raise ValueError("a field has a character that numbers have not")
     if dtype.kind == "f":
         with np.errstate(over="ignore"):  # Too large becomes infinite, as in TensorFlow.
             return np.array(list(map(float, texts))).astype(dtype)
@@ -351,87 +357,10 @@ def _make_numbers(texts: Sequence[bytes], dtype: np.dtype[Any]) -> Array:
     return wide.astype(dtype)
 
 
-def convert_row(
-    row: Sequence[str],
-    defaults: Sequence[Field],
-    na_value: str,
-    select_cols: Sequence[int] | None,
-    where: str,
-) -> tuple[Any, ...]:
-    """The element of a row. A field that is empty or `na_value` takes its default.
-
-    Every error message begins with `where`.
-    """
-    chosen = [row[i] for i in select_cols if i < len(row)] if select_cols else row
-    if len(chosen) != len(defaults):
-        fields = "selected fields" if select_cols else "fields"
-        raise InvalidArgumentError(
-            f"{where}: the row has {len(chosen)} {fields}, but record_defaults has "
-            f"{len(defaults)}: {reprlib.repr(list(row))}"
-        )
-    values: list[Any] = []
-    try:
-        for text, field in zip(chosen, defaults, strict=True):
-            values.append(_value(text, field, na_value))
-    except ValueError as error:
-        raise InvalidArgumentError(f"{where}: field {len(values)} {error}") from None
-    return tuple(values)
-
-
-def _value(text: str, field: Field, na_value: str) -> Any:
-    """Raises ValueError with the end of a sentence that begins with the field's number."""
-    convert = _CONVERTERS.get(field.dtype.kind)
-    if convert is None:
-        raise ValueError(f"cannot be {field.dtype}; use an integer, a float or a string")
-    if text and text != na_value:
-        return convert(text, field.dtype)
-    if field.required:
-        raise ValueError("is required but missing; give it a default in record_defaults")
-    if convert is _string:
-        return field.default if isinstance(field.default, bytes) else _string(str(field.default))
-    return field.dtype.type(field.default)
-
-
-def _string(text: str, dtype: np.dtype[Any] | None = None) -> bytes:
-    return text.encode(*ENCODING)
-
-
-def _integer(text: str, dtype: np.dtype[Any]) -> Any:
-    least, most = _bounds(dtype)
-    if not _INTEGER.fullmatch(text) or not least <= int(text) <= most:
-        raise ValueError(f"is not a valid {dtype}: {text!r}")
-    return dtype.type(int(text))
-
-
-def _float(text: str, dtype: np.dtype[Any]) -> Any:
-    if not _FLOAT.fullmatch(text):
-        raise ValueError(f"is not a valid {dtype}: {text!r}")
-    value = float(text)
-    if abs(value) <= _FITS_EVERY_FLOAT:
-        return dtype.type(value)
-    with np.errstate(over="ignore"):  # Too large becomes infinite, as in TensorFlow.
-        return dtype.type(value)
-
-
 @cache
 def _bounds(dtype: np.dtype[Any]) -> tuple[int, int]:
     return int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)
 
 
-# Narrower than int() and float(), which take underscores and the digits of every script.
-_INTEGER = re.compile(r"\s*[+-]?[0-9]+\s*", re.ASCII)
-_FLOAT = re.compile(
-    r"\s*[+-]?(?:(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e[+-]?[0-9]+)?|inf(?:inity)?|nan)\s*",
-    re.ASCII | re.IGNORECASE,
-)
-_FITS_EVERY_FLOAT = 65504.0
-_UNUSUAL = re.compile(rb"[^0-9.+\- eEinfatyINFATY]")
-"""In fields without such characters, int() and float() take just what these patterns take."""
-_CONVERTERS: dict[str, Callable[[str, np.dtype[Any]], Any]] = {
-    "i": _integer,
-    "u": _integer,
-    "f": _float,
-    "S": _string,
-    "U": _string,
-    "O": _string,
-}
+_NO_NUMBER = re.compile(rb"[^0-9.+\-\seEinfatyINFATY]")
+"""Python's int() and float() also take underscores, which are not part of a number here."""
