@@ -22,12 +22,12 @@ class ElementCounter:
     """Pulls from a stream and counts the elements that it handed on; a failure is one, too."""
 
     def __init__(self, stream: Stream, count: int = 0) -> None:
-        self._stream = stream
+        self.stream = stream
         self.count = count
 
     def pull(self, limit: int, needed: int = 1, rows: int = 0) -> Chunk:
         try:
-            chunk = self._stream.pull_needed(needed, limit, rows)
+            chunk = self.stream.pull_needed(needed, limit, rows)
         except StopIteration:
             raise
         except Exception:
@@ -60,7 +60,7 @@ class Place:
         return {"from": self.mark, "skip": self.count}
 
 
-class MarkedInput:
+class MarkedInput(ElementCounter):
     """Pulls from a stream and has the place of everything that it pulled.
 
     Saving a state may be expensive (a shuffle's buffer), so a mark is set only as often as that
@@ -68,31 +68,25 @@ class MarkedInput:
     """
 
     def __init__(self, stream: Stream, count: int = 0) -> None:
-        self.stream = stream
-        self._source = ElementCounter(stream, count)
+        super().__init__(stream, count)
         self._set_mark()
         self._cost = 0.0
 
     def _set_mark(self) -> None:
         started = time.perf_counter()
-        self._mark, self._mark_count = self.stream.save(), self._source.count
+        self._mark, self._mark_count = self.stream.save(), self.count
         self._marked = time.perf_counter()
         self._cost = self._marked - started
-
-    @property
-    def count(self) -> int:
-        """How many elements it handed on, from `count` at the start; a failure is one, too."""
-        return self._source.count
 
     def place(self) -> Place:
         """The place of what the next pull will give."""
         if self._is_due():
             self._set_mark()
-        return Place(self._mark, self._source.count - self._mark_count)
+        return Place(self._mark, self.count - self._mark_count)
 
     def _is_due(self) -> bool:
         """Whether to set a mark here."""
-        if self._source.count == self._mark_count or isinstance(self._mark, int):
+        if self.count == self._mark_count or isinstance(self._mark, int):
             return False
         since = time.perf_counter() - self._marked
         return since >= max(20 * self._cost, BUDGET) or must_settle(self.stream)
@@ -100,8 +94,8 @@ class MarkedInput:
     def pull(self, limit: int, needed: int = 1, rows: int = 0) -> Chunk:
         remote = self.stream.remote
         if remote is None:
-            return self._source.pull(limit, needed, rows)
-        return self._source.pull(remote.sure(limit))
+            return super().pull(limit, needed, rows)
+        return super().pull(remote.sure(limit))
 
 
 class Inlet:
@@ -207,6 +201,15 @@ class Demand:
             int(self.limit * BUDGET / max(seconds, 1e-7)),
         )
         self.limit = max(1, min(fits, 2 * self.limit))
+
+    def pull(self, feed: Inlet, least: int = 1) -> Chunk:
+        """What was taken back, or else as many elements as are made in a short time."""
+        if feed.holds:
+            return feed.pull(max(least, _MOST_ROWS))
+        started = time.perf_counter()
+        chunk = feed.pull(max(least, self.limit))
+        self.record(chunk, time.perf_counter() - started)
+        return chunk
 
 
 def discard(stream: Stream | Inlet, count: int) -> int:

@@ -43,8 +43,6 @@ from penstock.plan.nodes import Interleave
 from penstock.plan.seeds import derive, derive_array, numbers_from, seed_scope
 from penstock.plan.shape import TURN_WIDTH
 
-_ALL = 1 << 62
-
 
 @dataclass
 class Slot:
@@ -59,15 +57,6 @@ class Slot:
     origin: Array | None = None
     """The number of its outer element."""
     demand: Demand = field(default_factory=Demand)
-
-    def pull(self, least: int) -> Chunk:
-        """What was taken back, or else as many elements as are made in a short time."""
-        if self.feed.holds:
-            return self.feed.pull(_ALL)
-        started = time.perf_counter()
-        chunk = self.feed.pull(max(least, self.demand.limit))
-        self.demand.record(chunk, time.perf_counter() - started)
-        return chunk
 
 
 class InterleaveStream(FedStream):
@@ -186,7 +175,7 @@ class InterleaveStream(FedStream):
         chunks: list[Chunk] = []
         for slot in slots:
             try:
-                chunks.append(slot.pull(self._node.block))
+                chunks.append(slot.demand.pull(slot.feed, self._node.block))
             except StopIteration:
                 break
             except Exception as error:
@@ -207,9 +196,10 @@ class InterleaveStream(FedStream):
 
     def _pull_from(self, slot: Slot, limit: int) -> Chunk | None:
         """The next elements of a slot's block; None if it is exhausted."""
-        left = self._node.block - self._taken if self._node.cycle > 1 else limit
+        has_turns = self._node.cycle > 1
+        left = self._node.block - self._taken if has_turns else limit
         try:
-            whole = slot.pull(left) if self._node.cycle > 1 else slot.feed.pull(limit)
+            whole = slot.demand.pull(slot.feed, left) if has_turns else slot.feed.pull(limit)
             self._check(slot, whole)
         except StopIteration:
             slot.stream.close()
@@ -514,14 +504,11 @@ class UnorderedInterleaveStream(InterleaveStream):
         """Opens the slots that may be read ahead, at least one more, and at most `cycle`."""
         want = min(self._node.cycle, max(self._ahead, self._open_slots + 1))
         while self._open_slots < want and (first or not self._fails_next()):
-            turn, self._turn = self._turn, self._free_slot()
+            turn, self._turn = self._turn, self._slots.index(None)
             slot = self._fill()
             self._turn = turn
             if slot is None:
                 return
-
-    def _free_slot(self) -> int:
-        return next(turn for turn, slot in enumerate(self._slots) if slot is None)
 
     def _fails_next(self) -> bool:
         """Whether filling the next slot would raise."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -120,8 +119,9 @@ _AT_ONCE = 64
 class _GroupsStream(FedStream):
     """Sorts elements into groups by a key."""
 
-    def __init__(self, source: Stream) -> None:
+    def __init__(self, source: Stream, key: Calls) -> None:
         super().__init__(source)
+        self._key = key
         self._demand = Demand()
         self._count, self._ended = 0, False
 
@@ -131,7 +131,7 @@ class _GroupsStream(FedStream):
         `add` adds an element to its group; it returns the key if that group is now full.
         """
         try:
-            rows = self._pull_rows()
+            rows = self._demand.pull(self._feed)
         except StopIteration:
             self._ended = True
             return None
@@ -145,14 +145,11 @@ class _GroupsStream(FedStream):
             self._feed.unread(rows, used)
         return full
 
-    def _pull_rows(self) -> Chunk:
-        """What was taken back, or else as many elements as are made in a short time."""
-        if self._feed.holds:
-            return self._feed.pull(_AT_ONCE)
-        started = time.perf_counter()
-        rows = self._feed.pull(self._demand.limit)
-        self._demand.record(rows, time.perf_counter() - started)
-        return rows
+    def _next_key(self, element: Any) -> tuple[int, int]:
+        """Counts an element; returns its number and its key."""
+        ordinal = self._count
+        self._count += 1
+        return ordinal, check_key(self._key.where, self._key.one(element, ordinal))
 
 
 class GroupByWindowStream(_GroupsStream):
@@ -171,11 +168,10 @@ class GroupByWindowStream(_GroupsStream):
         state: State,
         seed: int,
     ) -> None:
-        super().__init__(source)
+        super().__init__(source, Calls("group_by_window", node.key))
         self._node, self._seed = node, seed
         self._wrap = wrap
         self._open_inner = open_inner
-        self._key = Calls("group_by_window", node.key)
         self._reduce = Calls("group_by_window", node.reduce)
         self._groups: dict[int, list[Any]] = {}
         self._sizes: dict[int, int] = {}
@@ -211,9 +207,7 @@ class GroupByWindowStream(_GroupsStream):
                 self._emit(full, self._groups.pop(full), None)
 
     def _add(self, element: Any) -> int | None:
-        ordinal = self._count
-        self._count += 1
-        key = check_key(self._key.where, self._key.one(element, ordinal))
+        _, key = self._next_key(element)
         held = self._groups.setdefault(key, [])
         held.append(element)
         if (size := self._sizes.get(key)) is None:
@@ -260,11 +254,11 @@ class GroupByReducerStream(_GroupsStream):
     """Reads its whole input first; then one element for each key, in the order of the keys."""
 
     def __init__(self, node: GroupByReducer, source: Stream, state: State) -> None:
-        super().__init__(source)
-        names = node.key, node.init, node.reduce, node.finalize
-        self._key, self._init, self._reduce, self._finalize = [
-            Calls("group_by_reducer", function) for function in names
+        functions = node.key, node.init, node.reduce, node.finalize
+        key, self._init, self._reduce, self._finalize = [
+            Calls("group_by_reducer", function) for function in functions
         ]
+        super().__init__(source, key)
         self._groups: dict[int, Any] = {}
         if state is not None:
             self._groups = {int(key): held for key, held in state["groups"]}
@@ -279,9 +273,7 @@ class GroupByReducerStream(_GroupsStream):
         return Chunk.of([as_element(self._finalize.one(self._groups.pop(key), self._count))])
 
     def _add(self, element: Any) -> None:
-        ordinal = self._count
-        self._count += 1
-        key = check_key(self._key.where, self._key.one(element, ordinal))
+        ordinal, key = self._next_key(element)
         held = self._groups.get(key)
         if key not in self._groups:
             held = as_element(self._init.plain(ordinal, np.int64(key)))
