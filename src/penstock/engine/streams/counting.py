@@ -14,12 +14,22 @@ from penstock.errors import FailedPreconditionError, InvalidArgumentError, Inval
 from penstock.plan.nodes import INFINITE
 
 
-class TakeStream(Stream):
-    """The first elements."""
+class _CountedStream(Stream):
+    """An operator with one input, whose state is the number of the next element of the input."""
+
+    def __init__(self, source: Stream, number: State = None) -> None:
+        self.inputs = (source,)
+        self._feed = ElementCounter(source, number or 0)
+
+    def _own_state(self) -> State:
+        return self._feed.count
+
+
+class TakeStream(_CountedStream):
+    """The first elements. The state is how many of them are left."""
 
     def __init__(self, source: Stream, left: int) -> None:
-        self.inputs = (source,)
-        self._feed = ElementCounter(source)
+        super().__init__(source)
         self._count = left
 
     def pull_needed(self, needed: int, limit: int, rows: int = 0) -> Chunk:
@@ -48,14 +58,13 @@ class SkipStream(Stream):
         return self._left
 
 
-class ShardStream(Stream):
+class ShardStream(_CountedStream):
     """Every n-th element."""
 
     def __init__(self, source: Stream, shards: int, index: int, number: State) -> None:
-        self.inputs = (source,)
+        super().__init__(source, number)
         self._shards = shards
         self._index = index
-        self._feed = ElementCounter(source, number or 0)
 
     def pull(self, limit: int) -> Chunk:
         while True:
@@ -72,24 +81,14 @@ class ShardStream(Stream):
             if len(rows) > start:
                 return rows.take(np.arange(start, len(rows), self._shards))
 
-    def _own_state(self) -> State:
-        return self._feed.count
 
-
-class EnumerateStream(Stream):
+class EnumerateStream(_CountedStream):
     """Pairs of (number, element)."""
-
-    def __init__(self, source: Stream, number: int) -> None:
-        self.inputs = (source,)
-        self._feed = ElementCounter(source, number)
 
     def pull_needed(self, needed: int, limit: int, rows: int = 0) -> Chunk:
         elements = self._feed.pull(limit, needed, rows)
         stop = self._feed.count
         return pair(leaf(np.arange(stop - len(elements), stop)), elements)
-
-    def _own_state(self) -> State:
-        return self._feed.count
 
 
 class UniqueStream(Stream):
@@ -130,14 +129,15 @@ class UniqueStream(Stream):
         return list(self._seen)
 
 
-class AssertCardinalityStream(Stream):
-    """The elements, with an error where they are too few or too many."""
+class AssertCardinalityStream(_CountedStream):
+    """The elements, with an error where they are too few or too many.
+
+    The count is -1 after an error, which ends the stream.
+    """
 
     def __init__(self, source: Stream, expected: int, count: State) -> None:
-        self.inputs = (source,)
+        super().__init__(source, count)
         self._expected = expected
-        self._feed = ElementCounter(source, count or 0)
-        """Its count is -1 after an error, which ends the stream."""
 
     def pull_needed(self, needed: int, limit: int, rows: int = 0) -> Chunk:
         if self._feed.count < 0:
@@ -165,6 +165,3 @@ class AssertCardinalityStream(Stream):
             f"assert_cardinality: expected {expected} elements, but the dataset {what}; "
             "give the true number"
         )
-
-    def _own_state(self) -> State:
-        return self._feed.count
