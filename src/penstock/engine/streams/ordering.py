@@ -99,7 +99,8 @@ class RepeatStream(Stream):
         self._open_repetition = open_repetition
         self._sequels = sequels
         self._count = count
-        self._number = number
+        self.number = number
+        """How many repetitions have ended."""
         self._produced = produced
         self._current: Stream | None = None
         self._feed: ElementCounter | None = None
@@ -107,13 +108,8 @@ class RepeatStream(Stream):
         if self._has_more():
             self._start(self._open_repetition(number, state))
 
-    @property
-    def number(self) -> int:
-        """How many repetitions have ended."""
-        return self._number
-
     def _has_more(self) -> bool:
-        return self._count == INFINITE or self._number < self._count
+        return self._count == INFINITE or self.number < self._count
 
     def _start(self, current: Stream) -> None:
         self._current, self._feed = current, ElementCounter(current)
@@ -142,14 +138,14 @@ class RepeatStream(Stream):
         produced = self._has_produced or (remote is not None and remote.shared_end)
         self._current.close()
         self._current, self._feed, self.inputs = None, None, ()
-        self._number += 1
+        self.number += 1
         self._produced = produced
         if self._has_more() and (produced or self._count != INFINITE):
             self._produced = False
-            self._start(self._sequels.open(partial(self._open_repetition, self._number)))
+            self._start(self._sequels.open(partial(self._open_repetition, self.number)))
 
     def _own_state(self) -> State:
-        return [self._number, self._has_produced, self._current is None, *self._sequels.logs()]
+        return [self.number, self._has_produced, self._current is None, *self._sequels.logs()]
 
     def _input_states(self) -> list[State]:
         return [None if self._current is None else self._current.save()]
