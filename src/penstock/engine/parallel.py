@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import dataclass
 from typing import Any
 
 from penstock.element.chunk import Chunk
@@ -25,17 +26,15 @@ from penstock.engine.results import Results
 from penstock.engine.user_calls import Calls, FailedCall
 
 
+@dataclass(eq=False)
 class _Task:
     """Elements `first` to `first + size`, for which the function is called."""
 
-    def __init__(
-        self, place: Place, first: int, size: int, numbers: Array | None, future: Future[Any]
-    ) -> None:
-        self.place = place
-        self.first = first
-        self.size = size
-        self.numbers = numbers
-        self.future = future
+    place: Place
+    first: int
+    size: int
+    numbers: Array | None
+    future: Future[Any]
 
 
 class ParallelMapStream(FedStream):

@@ -81,7 +81,7 @@ class Results:
         except (InvalidArgumentError, InvalidTypeError):
             count = self._count_like_first(count)
             if count == 0:
-                raise self._drop_misfit() from None
+                raise self._drop_next(self._misfit()) from None
             chunk = self._chunk(self._front(count))
         self._waiting = self._waiting[count:] if count < len(self._waiting) else []
         return self._add_numbers(chunk)
@@ -116,8 +116,13 @@ class Results:
 
     def _drop_failed(self) -> Exception:
         self._failures -= 1
-        error = put_turn(self._waiting[0].error, self._next_numbers())
+        error = self._waiting[0].error
         self._add_origin(error, self.ordinal, self._place())
+        return self._drop_next(error)
+
+    def _drop_next(self, error: Exception) -> Exception:
+        """Drops the next element, and returns the error that takes its place."""
+        put_turn(error, self._next_numbers())
         self.ordinal += 1
         self._waiting = self._waiting[1:]
         return error
@@ -183,15 +188,9 @@ class Results:
     def _fits_signature(self, element: Any) -> bool:
         return self._signature is None or fits(self._signature, as_element(element))
 
-    def _drop_misfit(self) -> Exception:
-        """Drops the next element, which does not fit, and returns its error."""
-        numbers = self._next_numbers()
-        return put_turn(self._misfit(), numbers)
-
     def _misfit(self) -> Exception:
+        """The error of the next element, which does not fit."""
         element, ordinal = self._waiting[0], self.ordinal
-        self._waiting = self._waiting[1:]
-        self.ordinal += 1
         try:
             text = describe(element)
         except OpError as error:
