@@ -197,18 +197,12 @@ def _check_signature(chunk: Chunk, calls: Calls) -> Chunk:
 def call_vectorized(calls: Calls, rows: Chunk, ordinal: int) -> Chunk:
     """Calls a function with whole columns; it must return as many rows as it was given."""
     refuse_many(len(rows))
-    result = calls.one(nest.unflatten(rows.tree, rows.columns), ordinal)
-    return _check_signature(columns_of(result, len(rows), calls.where), calls)
+    leaves, tree = nest.flatten(calls.one(nest.unflatten(rows.tree, rows.columns), ordinal))
+    made = [_as_column(leaf, len(rows), calls.where) for leaf in leaves]
+    return _check_signature(Chunk(tree, made, len(rows)), calls)
 
 
-def columns_of(result: Any, size: int, where: str) -> Chunk:
-    """A structure of columns as a chunk of `size` elements."""
-    from_leaves, tree = nest.flatten(result)
-    made = [as_column(value, size, where) for value in from_leaves]
-    return Chunk(tree, made, size)
-
-
-def as_column(value: Any, size: int, where: str) -> Any:
+def _as_column(value: Any, size: int, where: str) -> Any:
     if type(value) is list:
         raise InvalidArgumentError(
             f"{where} returned a list; with vectorized=True a column is an array, and several "

@@ -205,7 +205,8 @@ class _Probe:
         calls = Calls("map", node.function)
         if node.vectorized:
             rows = call_vectorized(calls, Chunk.of(samples), 0)
-            return spec_of_rows(rows)
+            leaves = [spec_of_leaf(as_value(column)).unbatch() for column in rows.columns]
+            return nest.unflatten(rows.tree, leaves)
         more = () if node.random is None else (generator(node.random, 0, 0),)
 
         def answer(sample: Any) -> Any:
@@ -296,11 +297,6 @@ class _Probe:
         return result
 
 
-def spec_of_rows(rows: Chunk) -> Any:
-    leaves = [spec_of_leaf(as_value(column)).unbatch() for column in rows.columns]
-    return nest.unflatten(rows.tree, leaves)
-
-
 def _has_unknown(spec: Any) -> bool:
     return any(None in (_dims(leaf) or ()) for leaf in nest.flatten(spec)[0])
 
@@ -321,17 +317,13 @@ def _relax_by_shorter(found: Any, answer: Callable[[Any], Any], sample: Any, giv
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return relax(found, answer(_shorten_sample(sample, given)))
+            return relax(found, answer(nest.map_structure(_shorten_leaf, given, sample)))
     except Exception:
         return _guess_spec(found, sample, given)
 
 
-def _shorten_sample(sample: Any, spec: Any) -> Any:
-    """`sample` with another size in every dimension that is unknown."""
-    return nest.map_structure(_shorten_leaf, spec, sample)
-
-
 def _shorten_leaf(spec: Any, leaf: Any) -> Any:
+    """A leaf with another size in every dimension that is unknown."""
     dims = _dims(spec)
     if dims is None or None not in dims:
         return leaf
