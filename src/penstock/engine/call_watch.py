@@ -11,7 +11,7 @@ from __future__ import annotations
 import pickle
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from hashlib import blake2b
 from typing import Any, NamedTuple
@@ -143,7 +143,9 @@ def watch_calls(
 ) -> Callable[..., Any]:
     """Returns `call`, or in a watched process a function that records and makes the call.
 
-    Calls within calls are not watched: the outer one would wait for the inner one.
+    Calls within calls are not watched: the outer one would wait for the inner one. Without
+    `has_key` a call has no digest, and is never refused: the step of an iterator, which depends on
+    the steps before it.
     """
     watch = _watch
     if watch is None or watch.is_over or _INSIDE.value:
@@ -155,14 +157,6 @@ def watch_calls(
         return watch.run(function, call, arguments, has_key)
 
     return run
-
-
-def watch_steps(function: str) -> Callable[[Iterator[Any]], Any]:
-    """Returns `next` for the iterator that a function has returned.
-
-    A step depends on the steps before it, so it has no digest and is never refused.
-    """
-    return watch_calls(function, next, has_key=False)
 
 
 def refuse_many(rows: int) -> None:
