@@ -32,7 +32,6 @@ from penstock.plan.cuts import has_one_reader
 from penstock.plan.functions import Function
 from penstock.plan.nodes import Node
 from penstock.plan.options import Options
-from penstock.plan.parts import DIVISION
 from penstock.plan.traits import Trait
 
 _SOURCE = 40
@@ -43,8 +42,6 @@ MOST_BYTES = 256 << 20
 
 _MOST_SOUGHT, _AT_ONCE = 1 << 22, 1024
 """How many elements are compared with an element, at most, and how many are read at once."""
-
-_PAIR = nest.flatten((0, 0))[1]
 
 _MOST = 3
 """An error names at most so many rows of a source."""
@@ -202,7 +199,7 @@ def _simplify_with_values(
     """The same for a search for a value, which is in the source if operators only choose."""
     if node.blocked is None and node.pure and not isinstance(state, dict):
         numbers = _number_rows(node, search.sources)
-        return nodes.Zip((numbers, node), _PAIR), state, replace(context, search=None)
+        return nodes.Zip((numbers, node), nest.PAIR), state, replace(context, search=None)
     if isinstance(node, nodes.Interleave):
         return _without_trial(node, state, context)
     if isinstance(node, nodes.Records):
@@ -277,8 +274,7 @@ class RecordNumbersStream(RecordsStream):
 
     def _open_reader(self, position: int) -> RecordReader[Any]:
         reader = super()._open_reader(position)
-        options = {name: value for name, value in self._node.options if name != DIVISION}
-        file = OpenedFile(self._node.format, reader.path, options, position)
+        file = OpenedFile(self._node.format, reader.path, self._options, position)
         self._search.sources.append(file)
         self._next_number = (len(self._search.sources) - 1) << _SOURCE
         self._read_to = position if position or self._part is None else None

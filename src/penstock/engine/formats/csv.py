@@ -56,7 +56,6 @@ class CsvReader(RecordReader[Any]):
         use_quote_delim: bool = True,
         header: bool = False,
         columns: tuple[Any, ...] | None = None,
-        spec: Any = None,
         position: int = 0,
     ) -> None:
         check_delimiter(self.call, field_delim)

@@ -91,7 +91,6 @@ class JsonLinesReader(TextReader):
         is_strict: bool = True,
         compression: str | None = None,
         buffer_size: int | None = None,
-        spec: Any = None,
         position: int = 0,
         part: Part | None = None,
     ) -> None:

@@ -46,7 +46,7 @@ _FILES = (b"0", b"\0", b"7")
 _WITHOUT_CONTENT = (b"1", b"2", b"3", b"4", b"5", b"6")
 """Links, devices, folders and pipes: nothing follows their headers, even if these state a size."""
 
-_LONG_NAME, _EXTENDED, _GLOBAL, _SPARSE = b"L", b"x", b"g", b"S"
+_LONG_NAME, _EXTENDED, _SPARSE = b"L", b"x", b"S"
 _OWN_SIZE = (_LONG_NAME, _EXTENDED, *_WITHOUT_CONTENT)
 """Members whose size an extended header before them does not state."""
 
@@ -145,7 +145,6 @@ class TarReader(RecordReader[dict[str, bytes]]):
         is_strict: bool = False,
         compression: str | None = BY_NAME,
         buffer_size: int | None = None,
-        spec: Any = None,
         position: int = 0,
     ) -> None:
         super().__init__(path, compression, buffer_size or _BLOCK, position)

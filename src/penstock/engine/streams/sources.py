@@ -12,7 +12,7 @@ import numpy as np
 from penstock.element import strings
 from penstock.element.chunk import Chunk
 from penstock.engine.access import Access, Epoch, leaf
-from penstock.engine.call_watch import watch_steps
+from penstock.engine.call_watch import watch_calls
 from penstock.engine.contract import State, Stream
 from penstock.engine.fitting import converter
 from penstock.engine.formats import open_reader, saved
@@ -110,7 +110,8 @@ class GeneratorStream(Stream):
             calls = Calls("from_generator", self._node.function)
             # Not copied: it may be a list of all elements, each of which is copied when it is used.
             self._running = iter(calls.plain(0, *self._node.arguments, copy=lambda made: made))
-            self._next = watch_steps(f"Dataset.from_generator: {self._node.function}")
+            where = f"Dataset.from_generator: {self._node.function}"
+            self._next = watch_calls(where, next, has_key=False)
         return self._running
 
     def pull_needed(self, needed: int, limit: int, rows: int = 0) -> Chunk:
@@ -203,9 +204,11 @@ class RecordsStream(Stream):
         self.inputs = (source,)
         self._trail = trail
         self._node = node
-        options = dict(node.options)
-        self._part: Part | None = options.get("part")
-        self._is_behind = options.get("begin") == NOWHERE
+        others = (DIVISION, "spec")
+        self._options = {name: value for name, value in node.options if name not in others}
+        """What a file reader is opened with."""
+        self._part: Part | None = self._options.get("part")
+        self._is_behind = self._options.get("begin") == NOWHERE
         """Whether an earlier part of the file could not be read, so this part has no records."""
         self._names = Inlet(source)
         self._reader: RecordReader[Any] | None = None
@@ -239,9 +242,8 @@ class RecordsStream(Stream):
             self._trail.part(began, end)
 
     def _open_reader(self, position: int) -> RecordReader[Any]:
-        node, name = self._node, _text(self._file.elements()[0])
-        options = {name: value for name, value in node.options if name != DIVISION}
-        reader = open_reader(node.format, name, options, position)
+        name = _text(self._file.elements()[0])
+        reader = open_reader(self._node.format, name, self._options, position)
         self._finalizer = weakref.finalize(self, reader.close)
         return reader
 
