@@ -14,10 +14,10 @@ import json
 import logging
 import os
 import threading
-from collections.abc import Callable
+from abc import abstractmethod
 from functools import lru_cache
 from itertools import pairwise
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, ClassVar
 
 import numpy as np
 
@@ -63,23 +63,45 @@ def refuse_compressed(path: str, compression: str | None, call: str) -> None:
         )
 
 
-class IndexedTFRecords(SpanReader):
-    """The records of a TFRecord file."""
+class _IndexedReader(SpanReader):
+    """A file whose records are where an index in `folder` says."""
 
-    specs = TensorSpec((), string)
+    kind: ClassVar[str]
 
     def __init__(self, path: str, call: str, folder: str) -> None:
         self._folder = folder or default_folder()
+        self._index = index_path(self._folder, self.kind, path)
         super().__init__(path, call)
 
+    @abstractmethod
+    def _scan(self) -> Array:
+        """Reads the file; returns where each record begins, and at last where the last one ends."""
+
     def _find_starts(self) -> Array:
-        return find_index(
-            self._path,
-            "tfrecord",
-            folder=self._folder,
-            call=self._call,
-            scan=lambda: scan_tfrecords(self._path, self._call),
-        )
+        """Where records are: from the index, or by a scan."""
+        version = version_of(self._path, self._call)
+        data = _UNKEPT.get(self._index) or _read_index(self._index, self._call)
+        known = None if data is None else _decode_index(data, self._path, version)
+        if known is not None:
+            return known
+        starts = self._scan()
+        if version_of(self._path, self._call) != version:
+            raise FailedPreconditionError(
+                f"{self._call}: {self._path!r} changed while it was scanned for its index; make "
+                "the dataset again when the file is complete"
+            )
+        _keep_index(self._index, _encode_index(starts, self._path, version), self._folder)
+        return starts
+
+
+class IndexedTFRecords(_IndexedReader):
+    """The records of a TFRecord file."""
+
+    kind = "tfrecord"
+    specs = TensorSpec((), string)
+
+    def _scan(self) -> Array:
+        return scan_tfrecords(self._path, self._call)
 
     def decode(self, runs: list[Run], selection: Selection) -> Chunk:
         records: list[bytes] = []
@@ -100,8 +122,7 @@ class IndexedTFRecords(SpanReader):
         return Chunk(nest.LEAF, [strings.make_column(records)], len(records))
 
     def _misplaced_error(self, place: int) -> DataLossError:
-        index = index_path(self._folder, "tfrecord", self._path)
-        problem = f"its header is not as it was when {index!r} was written; delete that index"
+        problem = f"its header is not as it was when {self._index!r} was written; delete that index"
         return damaged_record(self._call, self._path, place, problem)
 
 
@@ -153,25 +174,20 @@ def _length_of(header: bytes, path: str, call: str, place: int) -> int:
     return int.from_bytes(header[:8], "little")
 
 
-class IndexedTar(SpanReader):
+class IndexedTar(_IndexedReader):
     """The samples of a tar archive."""
+
+    kind = "tar"
 
     def __init__(
         self, path: str, call: str, folder: str, fields: tuple[str, ...], is_strict: bool
     ) -> None:
-        self._folder = folder or default_folder()
         self._fields, self._is_strict = fields, is_strict
         self.specs = {name: TensorSpec((), string) for name in (tar.KEY, *fields)}
-        super().__init__(path, call)
+        super().__init__(path, call, folder)
 
-    def _find_starts(self) -> Array:
-        return find_index(
-            self._path,
-            "tar",
-            folder=self._folder,
-            call=self._call,
-            scan=lambda: tar.scan_samples(self._path),
-        )
+    def _scan(self) -> Array:
+        return tar.scan_samples(self._path)
 
     def decode(self, runs: list[Run], selection: Selection) -> Chunk:
         samples = [sample for run in runs for sample in self._decode_run(*run)]
@@ -190,10 +206,9 @@ class IndexedTar(SpanReader):
         return samples
 
     def _misplaced_error(self, place: int) -> DataLossError:
-        index = index_path(self._folder, "tar", self._path)
         return DataLossError(
             f"{self._call}: {self._path!r} is damaged at byte {place}: its headers are not as they "
-            f"were when {index!r} was written; delete that index"
+            f"were when {self._index!r} was written; delete that index"
         )
 
 
@@ -222,9 +237,6 @@ class _RunReader(tar.TarReader):
 # Indexes: where each record begins, found by one scan and kept for the next program. An index is
 # only a help: a file that has none, or one of another version of the file, is scanned.
 
-Scan = Callable[[], Array]
-"""Reads a whole file; returns where each record begins, and at last where the last one ends."""
-
 _INDEX_MAGIC = b"penstock index 1\n"
 _INDEX_DTYPES = ("<u4", "<u8")
 """Of the lengths of records."""
@@ -247,24 +259,6 @@ def index_path(folder: str, kind: str, path: str) -> str:
     digest = hashlib.sha256(os.fsencode(f"{kind}\n{path}")).hexdigest()[:24]
     name = path.rstrip("/").rpartition("/")[2][-80:]
     return join(folder, f"{name}.{digest}.index")
-
-
-def find_index(path: str, kind: str, folder: str, call: str, scan: Scan) -> Array:
-    """Where the records of a file are, as `scan` returns it: from its index, or by a scan."""
-    place = index_path(folder, kind, path)
-    version = version_of(path, call)
-    data = _UNKEPT.get(place) or _read_index(place, call)
-    known = None if data is None else _decode_index(data, path, version)
-    if known is not None:
-        return known
-    starts = scan()
-    if version_of(path, call) != version:
-        raise FailedPreconditionError(
-            f"{call}: {path!r} changed while it was scanned for its index; make the dataset again "
-            "when the file is complete"
-        )
-    _keep_index(place, _encode_index(starts, path, version), folder)
-    return starts
 
 
 def _read_index(place: str, call: str) -> bytes | None:
