@@ -13,7 +13,6 @@ import secrets
 import threading
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -119,9 +118,9 @@ class ArrayOffers:
 
         `by_content`: equal arrays of other processes must have the same name.
         """
-        return OfferUser(partial(self._borrow, by_content), self._give_back)
+        return OfferUser(self, by_content)
 
-    def _borrow(self, by_content: bool, array: Array) -> ArrayOffer:
+    def borrow(self, array: Array, by_content: bool) -> ArrayOffer:
         place = (array.ctypes.data, array.shape, array.strides, array.dtype)
         name = name_by_content(array) if by_content else ""
         with self._lock:
@@ -136,7 +135,7 @@ class ArrayOffers:
             offer.users += 1
             return offer
 
-    def _give_back(self, offers: list[ArrayOffer]) -> None:
+    def give_back(self, offers: list[ArrayOffer]) -> None:
         with self._lock:
             for offer in offers:
                 offer.users -= 1
@@ -154,12 +153,8 @@ class ArrayOffers:
 class OfferUser:
     """The offers that one stream uses, until it is closed."""
 
-    def __init__(
-        self,
-        borrow: Callable[[Array], ArrayOffer],
-        give_back: Callable[[list[ArrayOffer]], None],
-    ) -> None:
-        self._borrow, self._give_back = borrow, give_back
+    def __init__(self, all_offers: ArrayOffers, by_content: bool) -> None:
+        self._all_offers, self._by_content = all_offers, by_content
         self.offers: list[ArrayOffer] = []
 
     def refer(self, array: Array) -> ArrayReference | None:
@@ -167,11 +162,11 @@ class OfferUser:
         found = refer_to_file(array) or refer_to_shared(array)
         if found is not None or not can_share():
             return found
-        offer = self._borrow(array)
+        offer = self._all_offers.borrow(array, self._by_content)
         self.offers.append(offer)
         return replace(offer.reference, writeable=array.flags.writeable)
 
     def close(self) -> None:
         """May be repeated."""
         offers, self.offers = self.offers, []
-        self._give_back(offers)
+        self._all_offers.give_back(offers)
