@@ -120,6 +120,3 @@ class MemoryReader(TableReader):
         else:
             batch = arrow.ipc.read_record_batch(self._message(number + 1), self.schema)
         return ArrowBlock(batch, first, selection, mapped=True)
-
-    def close(self) -> None:
-        """There is nothing to close."""

@@ -20,7 +20,10 @@ from penstock.errors import DataLossError, NotFoundError
 
 
 class LanceTable(TableReader):
-    """One dataset, at a version; at its latest one without `version`."""
+    """One dataset, at a version; at its latest one without `version`.
+
+    Blocks read by the dataset, which is closed with the last of them.
+    """
 
     def __init__(self, path: str, call: str, version: int | None = None) -> None:
         lance = load_extra("lance", call, "lance")
@@ -62,9 +65,6 @@ class LanceTable(TableReader):
         }
         leaves, tree = nest.flatten(columns)
         return Chunk(tree, leaves, len(numbers))
-
-    def close(self) -> None:
-        """Blocks read by the dataset, which is closed with the last of them."""
 
 
 def _reason(error: Exception) -> str:
