@@ -92,7 +92,12 @@ class Pool:
     def stop(self, join: bool = False, drop: bool = False) -> None:
         """Ends the threads after their current calls; `drop` cancels calls that have not begun."""
         self._interrupt()
-        threads = self._end(drop)
+        tasks, threads = self._tasks, self._threads
+        self._reset()
+        if drop:
+            _drain(tasks)
+        for _ in threads:
+            tasks.put(None)
         if join:
             _join(threads, _JOIN_SECONDS)
 
@@ -100,15 +105,6 @@ class Pool:
         """Ends the threads when `owner` is collected, and cancels calls that have not begun."""
         # At the end of the program, `_leave` does it.
         weakref.finalize(owner, self.stop, False, True).atexit = False
-
-    def _end(self, drop: bool) -> list[threading.Thread]:
-        tasks, threads = self._tasks, self._threads
-        self._reset()
-        if drop:
-            _drain(tasks)
-        for _ in threads:
-            tasks.put(None)
-        return threads
 
     def _leave(self) -> None:
         if os.getpid() == self._process:

@@ -90,7 +90,8 @@ def _layout(kind: Any) -> tuple[tuple[int | None, ...], int, Any]:
     if arrow.types.is_dictionary(kind):
         return _layout(kind.value_type)
     if _is_tensor(kind):
-        return _tensor_shape(kind), 0, _layout(kind.value_type)[2]
+        order = kind.permutation or range(len(kind.shape))  # Of the dimensions, as they are stored.
+        return tuple(kind.shape[dimension] for dimension in order), 0, _layout(kind.value_type)[2]
     if hasattr(kind, "storage_type"):
         return _layout(kind.storage_type)
     if is_list(kind):
@@ -121,12 +122,6 @@ def _is_text(kind: Any) -> bool:
 
 def _is_tensor(kind: Any) -> bool:
     return getattr(kind, "extension_name", "") == "arrow.fixed_shape_tensor"
-
-
-def _tensor_shape(kind: Any) -> tuple[int, ...]:
-    """The shape of a tensor; a permutation says in which order its dimensions are stored."""
-    order = kind.permutation or range(len(kind.shape))
-    return tuple(kind.shape[dimension] for dimension in order)
 
 
 def _is_variable_tensor(kind: Any) -> bool:

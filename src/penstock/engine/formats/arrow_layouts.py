@@ -331,8 +331,7 @@ class BatchBuffers:
 
     def _text(self, items: list[bytes]) -> None:
         self._begin_field(len(items))
-        offsets = np.zeros(len(items) + 1, _INT64)
-        np.cumsum(np.fromiter(map(len, items), _INT64, len(items)), out=offsets[1:])
+        offsets = _offsets_of(np.fromiter(map(len, items), _INT64, len(items)), _INT64)
         is_large = offsets[-1] > _LARGE * len(items)
         self.buffers += [[offsets], list(items) if is_large else [b"".join(items)]]
 

@@ -327,7 +327,6 @@ class Schema(NamedTuple):
     columns: list[tuple[str, int, Any]]
 
     def table(self) -> dict[int, Any]:
-        """The table `Schema`."""
         columns = [[leaf, layout] for _, leaf, layout in self.columns]
         found = {"format": FORMAT, "structure": self.structure, "columns": columns}
         metadata = {SCHEMA_KEY: json.dumps(found, separators=(",", ":"))}
@@ -375,15 +374,11 @@ class ArrowOut:
     def __init__(self, path: str, packing: str, call: str) -> None:
         self.path = path
         self._call = call
-        self._deflater = None
-        if packing == "GZIP":
-            self._deflater = zlib.compressobj(wbits=WINDOW_BITS["GZIP"])
-        self._file: BinaryIO | None = None
+        self._deflater = zlib.compressobj(wbits=WINDOW_BITS["GZIP"]) if packing == "GZIP" else None
         self._at = self._rows = 0
         self._schema: Schema | None = None
         self._batches: list[tuple[int, int, int]] = []
-        with translate_write_errors(path, call):
-            self._file = create_bytes(path, call)
+        self._file: BinaryIO | None = create_bytes(path, call)
         self._put([_MAGIC])
 
     def begin(self, schema: Schema) -> None:
@@ -392,7 +387,6 @@ class ArrowOut:
         self._put([_head_of(_SCHEMA, schema.table(), self._at)])
 
     def add(self, rows: int, lengths: Sequence[int], buffers: Sequence[Sequence[Part]]) -> None:
-        """Writes a record batch."""
         parts: list[Part] = []
         places, size, crc = [], 0, 0
         extend = load_crc32c("extend")

@@ -105,11 +105,11 @@ def read_file(filename: Path) -> bytes:
     """
     call = "io.read_file"
     path = as_path(filename, call)
-    if "://" in path:
-        with translate_errors(path, call):
+    with translate_errors(path, call):
+        if "://" in path:
             return fetch_whole(path)
-    with translate_errors(path, call), open_bytes(path, call=call) as file:
-        return b"".join(iter(lambda: file.read(_WRITE_BUFFER), b""))
+        with open(path, "rb", buffering=0) as file:
+            return file.read()
 
 
 def write_file(filename: Path, contents: bytes | str) -> None:

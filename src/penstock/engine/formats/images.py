@@ -156,13 +156,11 @@ def _decode_jpeg(contents: bytes, channels: int, call: str, ratio: int = 1) -> A
             height, width, space = simplejpeg.decode_jpeg_header(contents)[:3]
             if space not in ("CMYK", "YCCK"):  # These, Pillow rounds differently.
                 grey = channels == 1 or (not channels and space == "Gray")
-                smaller = (
-                    {"min_height": -(-height // ratio), "min_width": -(-width // ratio)}
-                    if ratio > 1
-                    else {}
-                )
                 pixels: Array = simplejpeg.decode_jpeg(
-                    contents, "GRAY" if grey else "RGB", **smaller
+                    contents,
+                    "GRAY" if grey else "RGB",
+                    min_height=-(-height // ratio),
+                    min_width=-(-width // ratio),
                 )
                 return pixels if channels < 4 else _add_opacity(pixels)
         except ValueError:
@@ -180,7 +178,7 @@ def _decode_deep(contents: bytes, channels: int, call: str) -> Array:
 def _decode(
     contents: bytes, channels: int, formats: tuple[str, ...], call: str, ratio: int = 1
 ) -> Array:
-    if _is_grey_with_opacity(contents):  # Pillow makes colours of it.
+    if _is_deep(contents) and contents[25:26] == b"\4":  # Pillow makes colours of grey + opacity.
         return (_decode_deep(contents, channels, call) >> 8).astype(np.uint8)
     image = _open_image(contents, formats, call)
     try:
@@ -329,10 +327,6 @@ class _PngHeader(NamedTuple):
 def _is_deep(contents: bytes) -> bool:
     """Whether the bytes begin as a PNG image with 16 bits for each value."""
     return contents.startswith(_SIGNATURE) and contents[24:25] == b"\x10"
-
-
-def _is_grey_with_opacity(contents: bytes) -> bool:
-    return _is_deep(contents) and contents[25:26] == b"\4"
 
 
 def _read_deep(contents: bytes, channels: int) -> Array:

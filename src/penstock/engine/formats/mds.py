@@ -89,7 +89,8 @@ def _shard(folder: str, entry: Any, call: str) -> MdsShard:
     if (entry["version"], entry["format"]) != (2, "mds"):
         raise ValueError(f"version {entry['version']} of the format {entry['format']!r}")
     stored = entry["raw_data"]
-    if entry["zip_data"] and not _exists(join(folder, stored["basename"])):
+    is_there = "://" not in folder and os.path.exists(join(folder, stored["basename"]))
+    if entry["zip_data"] and not is_there:
         stored = entry["zip_data"]
     path, size, modified = join(folder, stored["basename"]), _count(stored, "bytes"), ""
     if "://" not in path:
@@ -110,10 +111,6 @@ def _count(entry: Any, name: str) -> int:
     if not isinstance(count := entry[name], int) or count < 0:
         raise ValueError(f"{name} is {count!r}")
     return count
-
-
-def _exists(path: str) -> bool:
-    return "://" not in path and os.path.exists(path)
 
 
 def _columns(entry: Any) -> Columns:
@@ -242,17 +239,14 @@ class MdsReader(SpanReader):
         column = self._columns[name]
         try:
             return column.convert(values)
-        except (ValueError, OverflowError, TypeError, IndexError):
+        except _UNREADABLE:
             places = [start for _, starts in runs for start in starts[:-1]]
             for place, value in zip(places, values, strict=True):
-                self._check(name, column, value, place)
+                try:
+                    column.convert([value])
+                except _UNREADABLE as error:
+                    raise self._damage(place, f"column {name!r} cannot be read: {error}") from None
             raise
-
-    def _check(self, name: str, column: MdsColumn, value: bytes, place: int) -> None:
-        try:
-            column.convert([value])
-        except (ValueError, OverflowError, TypeError, IndexError) as error:
-            raise self._damage(place, f"column {name!r} cannot be read: {error}") from None
 
     def _split(self, runs: list[Run], wanted: tuple[str, ...]) -> dict[str, list[bytes]]:
         """The bytes of each wanted column of all samples."""
@@ -315,6 +309,10 @@ _BYTES = ("bytes", "str", "jpeg", "png", "json", "str_decimal")
 
 _CHANNELS = {"L": 1, "RGB": 3, "RGBA": 4, "CMYK": 4, "YCbCr": 3, "HSV": 3, "LA": 2}
 """The channels of an image of each mode whose channels are bytes."""
+
+
+_UNREADABLE = (ValueError, OverflowError, TypeError, IndexError)
+"""What converting a value raises if its bytes are not those of its encoding."""
 
 
 class MdsColumn(NamedTuple):

@@ -97,12 +97,10 @@ class NumpyReader(TableReader):
         if not member.shape:
             raise InvalidArgumentError(f"{self._call}: {what} is a single value and has no rows")
         size = size_of(self._file)
-        if member.start is not None and size is not None and not self._fits(member, size):
-            raise EOFError(f"{what} needs more bytes than the file has")
+        if member.start is not None and size is not None:
+            if member.start + member.shape[0] * member.row_bytes > size:
+                raise EOFError(f"{what} needs more bytes than the file has")
         return member
-
-    def _fits(self, member: _Member, size: int) -> bool:
-        return (member.start or 0) + member.shape[0] * member.row_bytes <= size
 
     def _divide(self) -> tuple[int, ...]:
         lengths = {name: member.shape[0] for name, member in self._members.items()}
@@ -119,14 +117,11 @@ class NumpyReader(TableReader):
         return tuple(min(size, rows - at) for at in range(0, rows, size))
 
     def _describe(self) -> Any:
-        if "" in self._members:
-            member = self._members[""]
-            if member.dtype.names is None:
-                return _spec(member.dtype, member.shape[1:])
-            return {
-                name: _spec(member.dtype[name], member.shape[1:]) for name in member.dtype.names
-            }
-        return {name: _spec(m.dtype, m.shape[1:]) for name, m in self._members.items()}
+        if (whole := self._members.get("")) is None:
+            return {name: _spec(m.dtype, m.shape[1:]) for name, m in self._members.items()}
+        if whole.dtype.names is None:
+            return _spec(whole.dtype, whole.shape[1:])
+        return {name: _spec(whole.dtype[name], whole.shape[1:]) for name in whole.dtype.names}
 
     def prefetch(self, number: int, ahead: int, selection: Selection) -> bool:
         names = [""] if "" in self._members else list(selection.columns)
@@ -161,7 +156,7 @@ class NumpyReader(TableReader):
             import zipfile
 
             with zipfile.ZipFile(self._file) as archive, archive.open(f"{name}.npy") as packed:
-                array: Array = np.lib.format.read_array(packed, allow_pickle=False)
+                array: Array = npy.read_array(packed, allow_pickle=False)
             return array[start:stop]
         if self._is_mapped and math.prod(member.shape) * member.dtype.itemsize:
             return np.memmap(

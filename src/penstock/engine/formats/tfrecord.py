@@ -146,18 +146,14 @@ class TFRecordReader(RecordReader[bytes]):
                 raise self._damage("the checksum of its length is wrong")
             if self._start + HEADER + length + FOOTER <= len(self._buffer):
                 error = self._damage("the checksum of its data is wrong")
-                if self._skips_damaged:
-                    self._skip_record(length)
+                if self._skips_damaged:  # The next read continues behind the record.
+                    size = HEADER + length + FOOTER
+                    self._start += size
+                    self.position += size
+                    self._continues = True
                 raise error
         if header and not self._more:
             raise self._damage("the file ends within it")
-
-    def _skip_record(self, length: int) -> None:
-        """Moves behind the first record; the next read continues there."""
-        size = HEADER + length + FOOTER
-        self._start += size
-        self.position += size
-        self._continues = True
 
     def _go_to(self, file: BinaryIO, position: int) -> None:
         if self._part is not None:
