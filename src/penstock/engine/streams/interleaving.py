@@ -97,48 +97,60 @@ class InterleaveStream(FedStream):
             self._restore(state)
 
     def pull(self, limit: int) -> Chunk:
-        parts: list[Chunk] = []
-        count = 0
         self._read_ahead()
+        parts: list[Chunk] = []
+        count, weaves = 0, self._node.cycle > 1
         until = time.perf_counter() + BUDGET
-        weaves = self._node.cycle > 1
-        while count < limit:
-            if weaves and not self._taken:
-                woven = self._pull_cycles(limit - count)
-                weaves = woven is not None and time.perf_counter() < until
-                if woven is not None:
-                    parts.append(woven)
-                    count += len(woven)
-                    if not weaves:
-                        break
-                    continue
-            slot = self._slots[self._turn]
-            if slot is None:
-                if parts and not (self._ended and not self._next):
-                    break
-                slot = self._fill()
-                if slot is None:
-                    if not any(self._slots):
-                        break
-                    self._advance()
-                    continue
-            try:
-                chunk = self._pull_from(slot, limit - count)
-            except Exception as error:
-                if not parts:
-                    raise
-                slot.feed.unraise(error)
+        while count < limit and (not parts or time.perf_counter() < until):
+            if not self._turn_to_next(first=not parts):
                 break
+            chunk = None
+            if weaves and not self._taken:
+                chunk = self._pull_cycles(limit - count)
+                weaves = chunk is not None
+            if chunk is None:
+                slot = self._slots[self._turn]
+                assert slot is not None
+                try:
+                    chunk = self._pull_from(slot, limit - count)
+                except Exception as error:
+                    if not parts:
+                        self._note_failure(slot)
+                        raise
+                    slot.feed.unraise(error)
+                    break
             if chunk is None:
                 weaves = self._node.cycle > 1  # The slot that has kept cycles from being whole.
             else:
                 parts.append(chunk)
                 count += len(chunk)
-            if self._node.cycle == 1 and parts:
-                break
         if not parts:
             raise StopIteration
         return Chunk.join(parts)
+
+    def _turn_to_next(self, first: bool) -> bool:
+        """Turns to the slot that gives the next element, and fills it if it is empty.
+
+        Returns False at the end. Unless it is for the `first` chunk, it opens no dataset, and stays
+        with the only slot, but returns False instead.
+        """
+        if not first and self._node.cycle == 1:
+            return False
+        while self._slots[self._turn] is None:
+            if not first and not self._has_opened_all:
+                return False
+            if self._fill() is None:
+                if not any(self._slots):
+                    return False
+                self._advance()
+        return True
+
+    @property
+    def _has_opened_all(self) -> bool:
+        return self._ended and not self._next
+
+    def _note_failure(self, slot: Slot) -> None:
+        """Called before the failure of an element of a slot is raised."""
 
     def _pull_cycles(self, limit: int) -> Chunk | None:
         """Whole cycles, with a block of every slot; None if the next cycle has fewer elements."""
@@ -161,7 +173,7 @@ class InterleaveStream(FedStream):
 
     def _turns(self) -> list[int]:
         """The numbers of the open slots in their order; none if an empty slot is filled first."""
-        if None in self._slots and not (self._ended and not self._next):
+        if None in self._slots and not self._has_opened_all:
             return []
         return [turn for turn in self._order() if self._slots[turn] is not None]
 
@@ -418,36 +430,20 @@ class UnorderedInterleaveStream(InterleaveStream):
         self._again: deque[int] = deque()
         super().__init__(node, source, **arguments)
 
-    def pull(self, limit: int) -> Chunk:
-        self._read_ahead()
-        parts: list[Chunk] = []
-        count = 0
-        while count < limit and self._turn_to_next(first=not parts):
-            if (woven := self._pull_cycles(limit - count)) is not None:
-                parts.append(woven)
-                count += len(woven)
-                continue
-            slot = self._slots[self._turn]
-            assert slot is not None
-            try:
-                chunk = self._pull_from(slot, min(limit - count, self._again_from(slot)))
-            except Exception as error:
-                if parts:
-                    slot.feed.unraise(error)
-                    break
-                self._record([slot.ordinal])
-                raise
-            if chunk is not None:
-                self._record([slot.ordinal] * len(chunk))
-                parts.append(chunk)
-                count += len(chunk)
-        if not parts:
-            raise StopIteration
-        return Chunk.join(parts)
+    def _pull_from(self, slot: Slot, limit: int) -> Chunk | None:
+        if self._again:  # The log takes so many elements from the slot, and then turns to another.
+            limit = min(limit, sum(1 for _ in takewhile(slot.ordinal.__eq__, self._again)))
+        chunk = super()._pull_from(slot, limit)
+        if chunk is not None:
+            self._record([slot.ordinal] * len(chunk))
+        return chunk
+
+    def _note_failure(self, slot: Slot) -> None:
+        self._record([slot.ordinal])
 
     def _turns(self) -> list[int]:
-        """The numbers of the slots that have some ready; none if a log or a begun block is next."""
-        if self._again or self._taken or len(self._slots) > self._node.cycle:
+        """The numbers of the slots that have some ready; none if a log is next."""
+        if self._again or len(self._slots) > self._node.cycle:
             return []
         if self._ordered:
             return super()._turns()
@@ -493,12 +489,6 @@ class UnorderedInterleaveStream(InterleaveStream):
             if self._fill() is None:  # The input has fewer elements than the log.
                 self._again.clear()
                 return self._turn_to_next(first)
-
-    def _again_from(self, slot: Slot) -> int:
-        """How many elements the log takes from a slot before it turns to another one."""
-        if not self._again:
-            return self._node.block
-        return sum(1 for _ in takewhile(slot.ordinal.__eq__, self._again))
 
     def _fill_slots(self, first: bool) -> None:
         """Opens the slots that may be read ahead, at least one more, and at most `cycle`."""
