@@ -91,7 +91,6 @@ CONTRACTS = {
     "element/test_spec.py": "element.dtypes element.optional",
     "engine/formats/test_chunks.py": """
         element.descriptions engine.formats.arrow_layouts engine.formats.checked_files
-        engine.formats.checksums
     """,
     "engine/formats/test_examples.py": """
         engine.formats.examples.feature_columns engine.formats.examples.features

@@ -12,7 +12,7 @@ from penstock.element.buffers import ALIGN, Packing
 from penstock.element.chunk import Chunk
 from penstock.element.descriptions import structure_to_json
 from penstock.engine.formats.blocks import _HEAD, Head, _magic
-from penstock.engine.formats.checksums import crc32c
+from penstock.engine.formats.extras import crc32c
 from penstock.engine.formats.inflate import WINDOW_BITS
 
 

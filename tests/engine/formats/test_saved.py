@@ -27,7 +27,7 @@ from penstock.element.spec import NoneTensorSpec, RaggedTensorSpec, TensorSpec
 from penstock.element.values import spec_of
 from penstock.engine.formats import chunks as chunk_files
 from penstock.engine.formats import saved
-from penstock.engine.formats.checksums import crc32c
+from penstock.engine.formats.extras import crc32c
 from penstock.errors import (
     AbortedError,
     AlreadyExistsError,

@@ -15,8 +15,7 @@ from penstock.element.chunk import Chunk
 from penstock.element.dtypes import string
 from penstock.element.index import Index, array_of
 from penstock.element.spec import TensorSpec
-from penstock.engine.formats.checksums import crc32c
-from penstock.engine.formats.extras import load_extra
+from penstock.engine.formats.extras import crc32c, load_extra
 from penstock.engine.formats.files import open_bytes
 from penstock.engine.formats.tables import RowsOnDemand, Selection, TableReader
 from penstock.errors import DataLossError, UnimplementedError
@@ -40,7 +39,6 @@ class ArrayRecordTable(TableReader):
         self._module = load_extra("array_record.python.array_record_module", call, "array_record")
         open_bytes(path, call=call).close()  # It says why a file cannot be opened.
         self._lock = threading.Lock()
-        """Guards `_reader`, which one thread at a time may use."""
         self._reader: Any = None
         with self._lock:
             reader = self._open_reader()

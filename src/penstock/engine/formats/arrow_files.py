@@ -15,8 +15,7 @@ from functools import lru_cache
 from typing import Any, BinaryIO, NamedTuple
 
 from penstock.engine.formats.arrow_columns import ArrowBlock, specs_of
-from penstock.engine.formats.checksums import crc32c
-from penstock.engine.formats.extras import arrow, load_extra
+from penstock.engine.formats.extras import arrow, crc32c, load_extra
 from penstock.engine.formats.files import (
     close_on_error,
     open_bytes,

@@ -24,7 +24,7 @@ from penstock.element.chunk import Chunk
 from penstock.element.descriptions import structure_from_json
 from penstock.element.nest import Tree
 from penstock.engine.formats.checked_files import CheckedFile
-from penstock.engine.formats.checksums import crc32c
+from penstock.engine.formats.extras import crc32c
 from penstock.engine.formats.inflate import WINDOW_BITS
 
 VERSION = 2

@@ -49,7 +49,7 @@ from penstock.engine.formats.arrow_layouts import (
     widen,
 )
 from penstock.engine.formats.checked_files import CheckedFile, check_packing
-from penstock.engine.formats.checksums import crc32c, load_crc32c
+from penstock.engine.formats.extras import crc32c, load_crc32c
 from penstock.engine.formats.files import create_bytes, translate_write_errors
 from penstock.engine.formats.flat_tables import DAMAGED, FlatTable, Scalar, Structs, encode_table
 from penstock.engine.formats.inflate import WINDOW_BITS

@@ -1,8 +1,10 @@
-"""Optional packages: imported at the first use, and named if they are missing."""
+"""Packages that are imported at their first use; optional ones are named if they are missing."""
 
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 from penstock.errors import UnavailableError
@@ -38,3 +40,17 @@ class _Arrow:
 
 
 arrow: Any = _Arrow()
+
+
+@cache
+def load_crc32c(name: str = "value") -> Callable[..., int]:
+    """A function of google_crc32c: `value` computes a checksum, `extend` that of more bytes.
+
+    Both take bytes and contiguous arrays.
+    """
+    function: Callable[..., int] = getattr(importlib.import_module("google_crc32c"), name)
+    return function
+
+
+def crc32c(data: bytes) -> int:
+    return load_crc32c()(data)

@@ -21,7 +21,7 @@ import time
 from collections.abc import Iterator
 from functools import lru_cache
 
-from penstock.engine.formats.checksums import crc32c
+from penstock.engine.formats.extras import crc32c
 from penstock.errors import InvalidArgumentError
 
 DEFAULT_BYTES = 64 << 30

@@ -27,7 +27,7 @@ from penstock.element.columns import Array
 from penstock.element.dtypes import string
 from penstock.element.spec import TensorSpec
 from penstock.engine.formats import tar
-from penstock.engine.formats.checksums import crc32c
+from penstock.engine.formats.extras import crc32c
 from penstock.engine.formats.files import (
     FileVersion,
     join,

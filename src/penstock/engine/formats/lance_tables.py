@@ -13,8 +13,7 @@ from penstock.element import nest
 from penstock.element.chunk import Chunk
 from penstock.element.index import Index, array_of
 from penstock.engine.formats.arrow_columns import convert_column, specs_of
-from penstock.engine.formats.checksums import crc32c
-from penstock.engine.formats.extras import load_extra
+from penstock.engine.formats.extras import crc32c, load_extra
 from penstock.engine.formats.tables import RowsOnDemand, Selection, TableReader
 from penstock.errors import DataLossError, NotFoundError
 

@@ -27,8 +27,7 @@ from penstock.element.columns import Array
 from penstock.element.dtypes import of_numpy, string, uint8
 from penstock.element.ragged import Ragged
 from penstock.element.spec import RaggedTensorSpec, TensorSpec
-from penstock.engine.formats.checksums import crc32c
-from penstock.engine.formats.extras import arrow, load_extra
+from penstock.engine.formats.extras import arrow, crc32c, load_extra
 from penstock.engine.formats.files import join, read_small, size_of, version_of
 from penstock.engine.formats.record_spans import BLOCK_BYTES, Run, SpanReader
 from penstock.engine.formats.tables import RowsOnDemand, Selection

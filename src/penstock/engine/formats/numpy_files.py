@@ -23,7 +23,7 @@ from penstock.element.dtypes import of_numpy, to_native
 from penstock.element.dtypes import string as string_dtype
 from penstock.element.index import Index, array_of, slice_of
 from penstock.element.spec import TensorSpec
-from penstock.engine.formats.checksums import crc32c
+from penstock.engine.formats.extras import crc32c
 from penstock.engine.formats.files import (
     close_on_error,
     open_bytes,

@@ -6,8 +6,7 @@ from typing import Any
 
 from penstock.engine.formats.arrow_columns import ArrowBlock, specs_of
 from penstock.engine.formats.arrow_files import report_damage
-from penstock.engine.formats.checksums import crc32c
-from penstock.engine.formats.extras import arrow
+from penstock.engine.formats.extras import arrow, crc32c
 from penstock.engine.formats.files import close_on_error, open_bytes, read_exactly, size_of
 from penstock.engine.formats.remote_files import Range, prefetch_blocks
 from penstock.engine.formats.tables import Selection, TableReader

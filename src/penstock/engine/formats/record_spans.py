@@ -17,7 +17,7 @@ import numpy as np
 from penstock.element.chunk import Chunk
 from penstock.element.columns import Array
 from penstock.element.index import Index, array_of
-from penstock.engine.formats.checksums import crc32c
+from penstock.engine.formats.extras import crc32c
 from penstock.engine.formats.files import open_bytes, read_exactly, translate_errors
 from penstock.engine.formats.remote_files import prefetch_blocks
 from penstock.engine.formats.tables import RowsOnDemand, Selection, TableReader

@@ -28,8 +28,8 @@ from penstock.element.descriptions import spec_from_json, spec_to_json
 from penstock.element.spec import relax
 from penstock.engine.fitting import fit_chunk, spec_of_chunk
 from penstock.engine.formats.checked_files import check_packing
-from penstock.engine.formats.checksums import crc32c
 from penstock.engine.formats.chunks import ChunkWriter, read_chunks
+from penstock.engine.formats.extras import crc32c
 from penstock.engine.formats.files import (
     join,
     make_folder,

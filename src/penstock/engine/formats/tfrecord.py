@@ -30,7 +30,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from penstock.engine.formats.checksums import crc32c, load_crc32c
+from penstock.engine.formats.extras import crc32c, load_crc32c
 from penstock.engine.formats.files import (
     Path,
     as_path,
