@@ -22,10 +22,11 @@ from penstock.element.spec import TensorSpec
 from penstock.engine.formats import TABLES, json_lines, mds, tar
 from penstock.engine.formats.arrow_columns import check_fill, specs_of
 from penstock.engine.formats.extras import load_extra
-from penstock.engine.formats.files import FileVersion, expand_braces, resolve_paths, version_of
+from penstock.engine.formats.files import expand_braces, resolve_paths, version_of
 from penstock.engine.formats.indexed import refuse_compressed
 from penstock.engine.formats.lance_tables import LanceTable
 from penstock.engine.formats.records import BY_NAME
+from penstock.engine.formats.remote_files import FileVersion
 from penstock.engine.formats.tables import TableReader
 from penstock.engine.memory_tables import TableData
 from penstock.engine.pool import Pool

@@ -7,7 +7,6 @@ computes one range after the other decodes a block once. They are closed when th
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import weakref
 from collections import OrderedDict
@@ -18,11 +17,12 @@ import numpy as np
 from penstock.element.chunk import Chunk
 from penstock.element.index import Index, array_of
 from penstock.engine.formats import TABLES
-from penstock.engine.formats.files import FileVersion, has_changed, version_of
+from penstock.engine.formats.files import has_changed, version_of
+from penstock.engine.formats.remote_files import FileVersion
 from penstock.engine.formats.tables import Selection, TableBlock, TableReader
 from penstock.engine.gather import TakeRows
 from penstock.engine.memory_tables import MemoryReader
-from penstock.errors import DataLossError, FailedPreconditionError, NotFoundError
+from penstock.errors import DataLossError, FailedPreconditionError, NotFoundError, OpError
 from penstock.plan.nodes import TableFile, TableRows
 
 _CACHE_BYTES = 256 << 20
@@ -43,9 +43,6 @@ _WASTE = 8
 """Rows that are decoded for each row that is used, from which on the warning is logged."""
 
 log = logging.getLogger("penstock")
-
-_Stamp = tuple[int, int]
-"""The size of a file, and when it was changed last."""
 
 _tables: weakref.WeakKeyDictionary[TableRows, TableAccess] = weakref.WeakKeyDictionary()
 _tables_lock = threading.Lock()
@@ -78,11 +75,12 @@ class TableAccess:
         counts = [rows for file in node.files for rows in file.blocks]
         self._ends = np.cumsum(counts, dtype=np.int64)
         """The position after the last row of each block."""
+        self._begins = self._ends - counts
         sizes = [len(file.blocks) for file in node.files]
         self._first_block = np.cumsum([0, *sizes])
         self._file_of = np.repeat(np.arange(len(sizes)), sizes)
         """The file of each block."""
-        self._stamps: dict[int, _Stamp] = {}
+        self._stamps: dict[int, FileVersion] = {}
         """By mapped file that was opened: what it was then."""
         self._checked: set[int] = set()
         """The mapped files that were compared with their stamps in this period."""
@@ -128,17 +126,15 @@ class TableAccess:
         first, last = np.searchsorted(self._ends, [index.start, index.stop - 1], side="right")
         parts = []
         for block in range(int(first), int(last) + 1):
-            begin = self._begin(block)
-            rows = range(max(index.start, begin), min(index.stop, int(self._ends[block])))
+            rows = range(
+                max(index.start, int(self._begins[block])), min(index.stop, int(self._ends[block]))
+            )
             if rows:
                 parts.append(self._read_block(block, rows, take))
         return Chunk.join(parts)
 
-    def _begin(self, block: int) -> int:
-        return int(self._ends[block - 1]) if block else 0
-
     def _read_block(self, block: int, index: Index, take: TakeRows) -> Chunk:
-        begin = self._begin(block)
+        begin = int(self._begins[block])
         found = self._find_block(block)
         self._waste.count_used(len(index))
         if isinstance(index, range):
@@ -164,7 +160,7 @@ class TableAccess:
         """How many rows from a position on are in a block that could not be read just now."""
         with self._lock:
             failed = self._failed
-        if failed < 0 or not self._begin(failed) <= position < self._ends[failed]:
+        if failed < 0 or not self._begins[failed] <= position < self._ends[failed]:
             return 0
         return int(self._ends[failed]) - position
 
@@ -198,16 +194,15 @@ class TableAccess:
             self._stamps[file] = stamp
         return reader
 
-    def _stamp_of(self, file: int) -> _Stamp | None:
+    def _stamp_of(self, file: int) -> FileVersion | None:
         """None if a file is not mapped, or is not there any more."""
         path = self._files[file].path
         if self._format not in _MAPPED or self._data is not None or "://" in path:
             return None
         try:
-            found = os.stat(path)
-        except OSError:
+            return version_of(path, self._call)
+        except OpError:
             return None
-        return found.st_size, found.st_mtime_ns
 
     def _check_mapped(self, file: int) -> None:
         """Raises if a mapped file has changed since it was opened.

@@ -16,10 +16,11 @@ import secrets
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from typing import BinaryIO, NamedTuple, cast
+from typing import BinaryIO, cast
 
 from penstock.engine.formats.inflate import WINDOW_BITS, InflatedFile
 from penstock.engine.formats.remote_files import (
+    FileVersion,
     connect,
     describe,
     fetch_whole,
@@ -230,7 +231,6 @@ def read_exactly(file: BinaryIO, start: int, count: int) -> bytes:
 
 @contextmanager
 def close_on_error(file: BinaryIO) -> Iterator[None]:
-    """Closes a file if its block raises."""
     try:
         yield
     except BaseException:
@@ -310,21 +310,12 @@ def _is_pattern(name: str) -> bool:
     return re.search(r"[*?\[]", name) is not None
 
 
-class FileVersion(NamedTuple):
-    """What distinguishes one version of a file from another, without reading it."""
-
-    size: int
-    modified: str
-    """When it was changed last, and which machine's clock says so; empty if that is not known."""
-
-
 def version_of(path: str, call: str) -> FileVersion:
     with translate_errors(path, call):
         if "://" not in path:
             found = os.stat(path)
             return FileVersion(found.st_size, f"{found.st_mtime_ns} {os.uname().nodename}")
-        version = version_in(describe(*connect(path)))
-        return FileVersion(version.size or 0, version.modified)
+        return version_in(describe(*connect(path)))
 
 
 def has_changed(path: str, known: FileVersion, now: FileVersion) -> bool:

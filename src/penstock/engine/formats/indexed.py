@@ -29,7 +29,6 @@ from penstock.element.spec import TensorSpec
 from penstock.engine.formats import tar
 from penstock.engine.formats.extras import crc32c
 from penstock.engine.formats.files import (
-    FileVersion,
     join,
     open_bytes,
     read_exactly,
@@ -40,6 +39,7 @@ from penstock.engine.formats.files import (
     write_file,
 )
 from penstock.engine.formats.record_spans import Run, SpanReader
+from penstock.engine.formats.remote_files import FileVersion
 from penstock.engine.formats.tables import Selection
 from penstock.engine.formats.tfrecord import (
     FOOTER,
@@ -70,7 +70,10 @@ class _IndexedReader(SpanReader):
 
     def __init__(self, path: str, call: str, folder: str) -> None:
         self._folder = folder or default_folder()
-        self._index = index_path(self._folder, self.kind, path)
+        digest = hashlib.sha256(os.fsencode(f"{self.kind}\n{path}")).hexdigest()[:24]
+        name = path.rstrip("/").rpartition("/")[2][-80:]
+        self._index = join(self._folder, f"{name}.{digest}.index")
+        """Its name is that of the file, and a hash of the path of the file."""
         super().__init__(path, call)
 
     @abstractmethod
@@ -252,13 +255,6 @@ def default_folder() -> str:
     """The folder of indexes of this user."""
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return os.path.join(cache, "penstock", "indexes")
-
-
-def index_path(folder: str, kind: str, path: str) -> str:
-    """Where the index of a file is kept. The name is that of the file, and a hash of its path."""
-    digest = hashlib.sha256(os.fsencode(f"{kind}\n{path}")).hexdigest()[:24]
-    name = path.rstrip("/").rpartition("/")[2][-80:]
-    return join(folder, f"{name}.{digest}.index")
 
 
 def _read_index(place: str, call: str) -> bytes | None:

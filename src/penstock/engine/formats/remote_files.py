@@ -13,6 +13,7 @@ import io
 import os
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from penstock.engine.formats.remote_requests import (
@@ -52,12 +53,12 @@ _VERSIONS = "ETag etag Content-MD5 Digest mtime LastModified Last-Modified creat
 """The fields of a file's description that change with its content; the best one first."""
 
 
-class RemoteVersion(NamedTuple):
-    """What distinguishes one version of a remote file from another, without reading it."""
+class FileVersion(NamedTuple):
+    """What distinguishes one version of a file from another, without reading it."""
 
-    size: int | None
+    size: int
     modified: str
-    """Empty if the server does not say."""
+    """When it was changed last, and which machine's clock says so; empty if that is not known."""
 
 
 def connect(url: str) -> tuple[Any, str]:
@@ -87,13 +88,12 @@ def describe(system: Any, path: str) -> dict[str, Any]:
     return dict(run(system, lambda: system._info(path), path))
 
 
-def version_in(info: dict[str, Any]) -> RemoteVersion:
+def version_in(info: dict[str, Any]) -> FileVersion:
     modified = next((str(info[name]) for name in _VERSIONS if info.get(name)), "")
-    return RemoteVersion(info.get("size"), modified)
+    return FileVersion(info.get("size") or 0, modified)
 
 
 def open_remote(url: str) -> Any:
-    """A remote file to read."""
     system, path = connect(url)
     if has_requests(system):
         info = describe(system, path)
@@ -115,25 +115,27 @@ def fetch_whole(url: str) -> bytes:
         return bytes(file.read())
 
 
+@dataclass(eq=False)
 class _FetchedRange:
     """Bytes of a file that are there or on their way."""
 
-    def __init__(self, start: int, stop: int, future: Future[bytes]) -> None:
-        self.start, self.stop, self.future = start, stop, future
-        self.is_guess = False
-        """Whether it is fetched only because the bytes before it were read."""
-        self.is_of_group = False
-        """Whether the version is compared after it, or after a later range of its group."""
-        self.was_read = False
+    start: int
+    stop: int
+    future: Future[bytes]
+    is_guess: bool = False
+    """Whether it is fetched only because the bytes before it were read."""
+    is_of_group: bool = False
+    """Whether the version is compared after it, or after a later range of its group."""
+    was_read: bool = False
 
 
 class RemoteFile(io.BufferedIOBase):
     """A file behind requests for ranges. One thread at a time may use it."""
 
-    def __init__(self, system: Any, path: str, url: str, version: RemoteVersion) -> None:
+    def __init__(self, system: Any, path: str, url: str, version: FileVersion) -> None:
         self._system, self._path, self._url = system, path, url
         self._version = version
-        self._size = version.size or 0
+        self._size = version.size
         self._position = 0
         self._limits = limits_of(system)
         self._fetched: list[_FetchedRange] = []
@@ -359,5 +361,5 @@ def _overlap(fetched: _FetchedRange, other: Range) -> bool:
     return fetched.start < other[1] and other[0] < fetched.stop
 
 
-def _words(version: RemoteVersion) -> str:
+def _words(version: FileVersion) -> str:
     return f"{version.size} bytes{f', version {version.modified}' if version.modified else ''}"
