@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import sys
 from collections import deque
 
 import numpy as np
@@ -95,6 +94,6 @@ def keep_large_arrays() -> None:
 
 
 def _set_option(option: int, value: int) -> None:
-    mallopt = None if sys.platform == "win32" else getattr(ctypes.CDLL(None), "mallopt", None)
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(option, value)

@@ -143,6 +143,3 @@ def test_systems_without_proc(monkeypatch: pytest.MonkeyPatch) -> None:
     assert locks._start_of(process.pid) is None
     monkeypatch.setattr(os, "kill", forbid_signal)
     assert locks._start_of(1) == "running"
-    monkeypatch.setattr(os, "name", "nt")
-    monkeypatch.setattr(os, "kill", None)
-    assert locks._start_of(1) == "running"

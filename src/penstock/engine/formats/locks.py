@@ -149,8 +149,6 @@ def _start_of(pid: Any) -> str | None:
 
 def _probe(pid: Any) -> str | None:
     """On systems without /proc: "running", or None if there is no such process."""
-    if os.name == "nt":
-        return "running"  # Signal 0 is not harmless there.
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -44,7 +44,7 @@ _THREAD_LIMITS = (
     "VECLIB_MAXIMUM_THREADS",
 )
 
-CANNOT_FORK = os.EX_OSERR if hasattr(os, "EX_OSERR") else 71
+CANNOT_FORK = os.EX_OSERR
 """The exit code that is reported for a process that could not be started."""
 
 is_child = False
