@@ -96,7 +96,11 @@ class JsonLinesReader(TextReader):
     ) -> None:
         super().__init__(path, compression, buffer_size or BLOCK, position, part)
         load_extra("pyarrow", CALL)
-        self._parser = LineParser(arrow.ipc.read_schema(arrow.py_buffer(schema)), is_strict)
+        self._schema = arrow.ipc.read_schema(arrow.py_buffer(schema))
+        self._options = arrow.json.ParseOptions(
+            explicit_schema=self._schema,
+            unexpected_field_behavior="error" if is_strict else "ignore",
+        )
         self._columns, self._filled = columns, dict(fill)
         self._ends: list[int] = []
         """The byte after each line of `_lines`."""
@@ -137,13 +141,15 @@ class JsonLinesReader(TextReader):
     def _parse(self) -> None:
         """Parses the lines that are left, up to the first that cannot be parsed."""
         lines = self._lines[self._given : self._given + self._ahead]
-        batch = self._parser.parse_good(lines)
-        count = 0 if batch is None else batch.num_rows
-        is_good = count == len(lines)
-        self._ahead = min(4 * self._ahead, _ALL) if is_good else 2 * count + _LEAST_AHEAD
-        if batch is None:
-            raise self._reject(self._parser.problem(lines[0]))
-        self._parsed = batch
+        table, count = _parse_lines(lines, self._options), len(lines)
+        self._ahead = min(4 * self._ahead, _ALL)
+        if isinstance(table, Exception):
+            count = _count_good(lines, self._options)
+            self._ahead = 2 * count + _LEAST_AHEAD
+            if not count:
+                raise self._reject(self._find_problem(lines[0]))
+            table = _parse_lines(lines[:count], self._options)
+        self._parsed = table.combine_chunks().to_batches()[0]
         self._parsed_from, self._parsed_to = self._given, self._given + count
 
     def _convert(self, first: int, stop: int) -> Chunk:
@@ -186,27 +192,7 @@ class JsonLinesReader(TextReader):
         self._counted = (at, count)
         return count
 
-
-class LineParser:
-    """Parses lines into record batches of one schema."""
-
-    def __init__(self, schema: Any, is_strict: bool) -> None:
-        self._schema = schema
-        self._options = arrow.json.ParseOptions(
-            explicit_schema=schema, unexpected_field_behavior="error" if is_strict else "ignore"
-        )
-
-    def parse_good(self, lines: list[bytes]) -> Any | None:
-        """The lines before the first bad line, as a record batch; None if the first line is bad."""
-        table = _parse_lines(lines, self._options)
-        if isinstance(table, Exception):
-            count = _count_good(lines, self._options)
-            if not count:
-                return None
-            table = _parse_lines(lines[:count], self._options)
-        return table.combine_chunks().to_batches()[0]
-
-    def problem(self, line: bytes) -> str:
+    def _find_problem(self, line: bytes) -> str:
         """Why a line cannot be parsed, and what to do."""
         reason = _reason(_parse_lines([line], self._options))
         shown = line[:60].decode(errors="replace") + ("..." if len(line) > 60 else "")
