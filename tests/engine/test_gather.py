@@ -96,7 +96,7 @@ def test_few_rows_strings_and_lists_are_gathered_by_the_caller(monkeypatch):
     assert pick(words, order).tolist() == [b"c", b"a", b"b", b"b"]
     assert pick([1, 2, 3], order) == [3, 1, 2, 2]
     assert pick(np.arange(3), np.array([2])).tolist() == [2]
-    assert pick._team._pool is None
+    assert pick._pool is None
 
 
 @pytest.fixture

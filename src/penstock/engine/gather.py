@@ -93,11 +93,11 @@ class _SlicedWork:
             raise self._error
 
 
-class Gather:
+class Gather(Team):
     """Gathers rows from an array; many bytes by several threads."""
 
     def __init__(self, threads: int) -> None:
-        self._team = Team(threads, "penstock-gather")
+        super().__init__(threads, "penstock-gather")
 
     def __call__(self, column: columns.Column, indices: Array) -> columns.Column:
         if type(column) is not np.ndarray or not self._shares(column, indices):
@@ -107,25 +107,20 @@ class Gather:
         return out
 
     def into(self, out: Array, column: Array, indices: Array) -> None:
-        """Gathers rows into `out`."""
         if self._shares(column, indices):
-            self._team.share(lambda rows: _take_into(column, indices[rows], out[rows]), len(out))
+            self.share(lambda rows: _take_into(column, indices[rows], out[rows]), len(out))
         else:
             _take_into(column, indices, out)
 
     def copy(self, out: Array, source: Array) -> None:
-        """Copies all rows of `source` into `out`."""
-        if source.nbytes >= _WORTH_SHARING and self._team.threads > 1:
-            self._team.share(lambda rows: np.copyto(out[rows], source[rows]), len(out))
+        if source.nbytes >= _WORTH_SHARING and self.threads > 1:
+            self.share(lambda rows: np.copyto(out[rows], source[rows]), len(out))
         else:
             np.copyto(out, source)
 
     def _shares(self, column: Array, indices: Array) -> bool:
         many = column.strides[0] * len(indices) >= _WORTH_SHARING
-        return many and self._team.threads > 1 and not column.dtype.hasobject
-
-    def stop(self) -> None:
-        self._team.stop()
+        return many and self.threads > 1 and not column.dtype.hasobject
 
 
 def _take_into(column: Array, indices: Array, out: Array) -> None:
