@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 
 from penstock.element.buffers import padded_size
-from penstock.element.columns import Array
 from penstock.engine.processes.chunk_memory import (
     Cell,
     MappedSlabs,
@@ -64,16 +63,12 @@ class Packets:
             self._send(_NO_SEGMENT, size, data, descriptor=descriptor, body=body)
             return
         cell = self._lend(total)
-        _fill(cell.memory, (*parts, memoryview(data)))
-        if cell.slab is None:
-            self._send(cell.segment, size, data, descriptor=descriptor)
-            return
-        if descriptor >= 0:  # One descriptor travels with a packet: the slab's goes first.
+        sent = [np.frombuffer(part, np.uint8) for part in (*parts, memoryview(data))]
+        np.concatenate(sent, out=cell.memory)
+        if cell.slab is not None:  # One descriptor travels with a packet: the slab's goes first.
             self._send(_NO_SEGMENT, 0, b"", descriptor=cell.descriptor, slab=cell.slab)
-            self._send(cell.segment, size, data, descriptor=descriptor)
-        else:
-            self._send(cell.segment, size, data, descriptor=cell.descriptor, slab=cell.slab)
-        self._cells.close_descriptor(cell.slab.number)
+            self._cells.close_descriptor(cell.slab.number)
+        self._send(cell.segment, size, data, descriptor=descriptor)
 
     def _lend(self, size: int) -> Cell:
         cell = self._cells.reuse(size) or self._cells.extend(size)
@@ -130,14 +125,6 @@ class Packets:
         self._socket.close()
         self._cells.close()
         self._mapped.close()
-
-
-def _fill(memory: Array, parts: Sequence[memoryview]) -> None:
-    at = 0
-    for part in parts:
-        end = at + len(part)
-        memory[at:end] = np.frombuffer(part, np.uint8)
-        at = end
 
 
 def _copy(data: memoryview) -> memoryview:
