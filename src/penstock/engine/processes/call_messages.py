@@ -195,13 +195,6 @@ def _is_fixed(column: Column) -> bool:
 # Errors
 
 
-class _Copy(NamedTuple):
-    """An exception, pickled if that is possible, and as text."""
-
-    pickled: bytes
-    text: str
-
-
 def pack_error(error: BaseException) -> bytes:
     """An exception with its cause and its traceback as text."""
     cause = error.__cause__
@@ -213,15 +206,16 @@ def pack_error(error: BaseException) -> bytes:
 def unpack_error(data: bytes) -> BaseException:
     """The exception, with a note that has the traceback of the process."""
     own, cause, trace = pickle.loads(data)
-    error = _restore(own)
+    error = _restore(*own)
     if cause is not None:
-        error.__cause__ = _restore(cause)
+        error.__cause__ = _restore(*cause)
     if trace:
         (error.__cause__ or error).add_note(f"Traceback in the process of the call:\n{trace}")
     return error
 
 
-def _copy_error(error: BaseException) -> _Copy:
+def _copy_error(error: BaseException) -> tuple[bytes, str]:
+    """An exception, pickled if that is possible, and as text."""
     import cloudpickle
 
     try:
@@ -231,12 +225,12 @@ def _copy_error(error: BaseException) -> _Copy:
     except Exception:
         pickled = b""
     text = error.message if isinstance(error, OpError) else f"{type(error).__name__}: {error}"
-    return _Copy(pickled, text)
+    return pickled, text
 
 
-def _restore(copied: _Copy) -> BaseException:
+def _restore(pickled: bytes, text: str) -> BaseException:
     try:
-        error: BaseException = pickle.loads(copied.pickled)
+        error: BaseException = pickle.loads(pickled)
     except Exception:  # It was not pickled, or its class is found only in the other process.
-        return UnknownError(copied.text)
+        return UnknownError(text)
     return error

@@ -68,7 +68,9 @@ class _CallProcess:
             note, body, descriptor = received
             match note:
                 case Change():
-                    self._follow(note)
+                    follow(note)
+                    if note.reloaded:  # Functions are loaded again, with modules they refer to.
+                        self._calls.clear()
                 case Define(number):
                     self._files[number] = descriptor
                 case Forget(number):
@@ -81,11 +83,6 @@ class _CallProcess:
                 case Call():
                     self._answer(note, body)
             del received, note, body
-
-    def _follow(self, change: Change) -> None:
-        follow(change)
-        if change.reloaded:  # Functions are loaded again, with the modules that they refer to.
-            self._calls.clear()
 
     def _map_cell(self, cell: int, room: int, descriptor: int) -> None:
         """Maps a cell, if that is possible; else results that belong there are sent."""

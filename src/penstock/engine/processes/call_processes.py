@@ -124,15 +124,14 @@ class CallTask(Future[Answer]):
     def split(self) -> list[CallTask]:
         """One task for each element; this task is done when they are."""
         assert self.chunk is not None
-        parts = [self._part(self.chunk, index) for index in range(len(self.chunk))]
+        parts: list[CallTask] = []
+        for index in range(len(self.chunk)):
+            row, ordinal = self.chunk.rows(index, index + 1), self.ordinal + index
+            parts.append(CallTask(self.function, row, ordinal, self.owner, self.most))
         for part in parts:
             part.contained = self.contained
             part.add_done_callback(lambda _: self._join(parts))
         return parts
-
-    def _part(self, chunk: Chunk, index: int) -> CallTask:
-        row, ordinal = chunk.rows(index, index + 1), self.ordinal + index
-        return CallTask(self.function, row, ordinal, self.owner, self.most)
 
     def _join(self, parts: list[CallTask]) -> None:
         if self.done() or not all(part.done() for part in parts):
@@ -274,7 +273,6 @@ class CallProcesses:
             self._waiting = deque(task for task in self._waiting if task.owner is not owner)
 
     def close(self) -> None:
-        """Ends all processes."""
         with self._lock:
             self.closed = True
             self._server.close()

@@ -234,22 +234,17 @@ class SlabPool:
                 return self._lend_fresh(min(fits, key=lambda slab: slab.cell), size)
             cell = max(size_class(size), _SMALLEST)
             cells = max(1, min(_SLAB // cell, _CELLS))
-            dropped = self._make_room(cell * cells)
+            if (dropped := self._make_room(cell * cells)) is None:
+                return None
             if not self._strict and self._room < cell * cells:
                 cells = 1
             try:
-                slab = None if dropped is None else WorkerSlab(self._count, cell, cells)
+                slab = self._slabs[self._count] = WorkerSlab(self._count, cell, cells)
             except (OSError, MemoryError):
                 return None
-            if slab is None or dropped is None:
-                return None
-            return self._announce(slab, dropped, size)
-
-    def _announce(self, slab: WorkerSlab, dropped: tuple[int, ...], size: int) -> Cell:
-        self._slabs[slab.number] = slab
-        self._count += 1
-        announced = Slab(slab.number, slab.cell, slab.cells, dropped)
-        return self._lend_fresh(slab, size)._replace(slab=announced, descriptor=slab.descriptor)
+            self._count += 1
+            announced = Slab(slab.number, cell, cells, dropped)
+            return self._lend_fresh(slab, size)._replace(slab=announced, descriptor=slab.descriptor)
 
     def close_descriptor(self, number: int) -> None:
         """Called once the descriptor of a slab was sent to the client."""
@@ -334,9 +329,8 @@ def _retire_lent() -> None:
             lender.retire_lent()
 
 
-if hasattr(os, "register_at_fork"):
-    # A forked process lends by lenders of its own. A thread of its parent may hold a lock of these.
-    os.register_at_fork(before=_retire_lent, after_in_child=_LENDERS.clear)
+# A forked process lends by lenders of its own. A thread of its parent may hold a lock of these.
+os.register_at_fork(before=_retire_lent, after_in_child=_LENDERS.clear)
 
 
 class SegmentRef(weakref.ref[Array]):

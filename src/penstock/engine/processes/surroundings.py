@@ -58,10 +58,6 @@ class _Module(NamedTuple):
     parts: list[int]
     """The ids of its values and codes: `%autoreload` changes functions in place."""
 
-    def is_older_than(self, now: _Module) -> bool:
-        changed_in_place = self.stamp != now.stamp and self.parts != now.parts
-        return self.spec is not now.spec or changed_in_place
-
 
 _FOLDERS = PACKAGE, os.path.dirname(os.__file__), os.path.dirname(np.__path__[0])
 _LIBRARIES = tuple(os.path.join(folder, "") for folder in _FOLDERS)
@@ -126,7 +122,8 @@ def find_change(before: Surroundings, now: Surroundings) -> tuple[Surroundings, 
         old = before.modules.get(name, new)
         if old is new:
             continue
-        if old.is_older_than(new) and name not in _MAIN:
+        changed_in_place = old.stamp != new.stamp and old.parts != new.parts
+        if (old.spec is not new.spec or changed_in_place) and name not in _MAIN:
             reloaded.append(name)
         elif old.stamp != new.stamp:
             modules[name] = old
