@@ -48,12 +48,10 @@ def encode(state: State, as_text: bool = True) -> State:
     if type(state) is dict:
         return _encode_dict(state, as_text)
     if type(state) is Chunk:
-        packed = _pack_chunk(state, as_text)
-        return state if packed is None else {VALUE_KEY: {**packed[VALUE_KEY], "chunk": len(state)}}
+        return _pack_chunk(state, as_text, chunk=len(state)) or state
     if type(state) in _PLAIN or not _is_element(state):
         return state
-    packed = _pack([state], as_text)
-    return state if packed is None else {VALUE_KEY: {**packed[VALUE_KEY], "single": True}}
+    return _pack([state], as_text, single=True) or state
 
 
 def _encode_dict(state: dict[Any, Any], as_text: bool) -> dict[str, Any]:
@@ -71,7 +69,7 @@ def _is_element(value: Any) -> bool:
     return bool(leaves) and all(isinstance(leaf, _LEAVES) for leaf in leaves)
 
 
-def _pack(elements: list[Any], as_text: bool) -> dict[str, Any] | None:
+def _pack(elements: list[Any], as_text: bool, **more: Any) -> dict[str, Any] | None:
     """Elements of one structure as plain values; None if they differ or cannot be packed."""
     if not elements:
         return None
@@ -79,10 +77,10 @@ def _pack(elements: list[Any], as_text: bool) -> dict[str, Any] | None:
         chunk = Chunk.of(elements)
     except OpError:
         return None
-    return _pack_chunk(chunk, as_text)
+    return _pack_chunk(chunk, as_text, **more)
 
 
-def _pack_chunk(chunk: Chunk, as_text: bool) -> dict[str, Any] | None:
+def _pack_chunk(chunk: Chunk, as_text: bool, /, **more: Any) -> dict[str, Any] | None:
     """The elements of a chunk as plain values; None if they cannot be packed."""
     try:
         skeleton = nest.unflatten(chunk.tree, list(range(len(chunk.columns))))
@@ -95,7 +93,7 @@ def _pack_chunk(chunk: Chunk, as_text: bool) -> dict[str, Any] | None:
         return None
     body = b"".join(packing.parts)
     data = base64.b64encode(body).decode() if as_text else body
-    return {VALUE_KEY: {"structure": structure, "columns": columns, "data": data}}
+    return {VALUE_KEY: {"structure": structure, "columns": columns, "data": data, **more}}
 
 
 def _as_lists(description: Any) -> Any:
@@ -115,12 +113,11 @@ def _encode_structure(skeleton: Any) -> Any:
     return skeleton
 
 
-def decode(state: State) -> State:
-    """The state that `encode` got; InvalidArgumentError if this is not what it made."""
-    return _decode_checked(state, ())
+def decode(state: State, known: Sequence[Any] = ()) -> State:
+    """The state that `encode` got; InvalidArgumentError if this is not what it made.
 
-
-def _decode_checked(state: State, known: Sequence[Any]) -> State:
+    `known`: the elements, by the numbers that take their place in a list.
+    """
     try:
         return _decode(state, known)
     except MALFORMED as error:
@@ -128,7 +125,6 @@ def _decode_checked(state: State, known: Sequence[Any]) -> State:
 
 
 def _decode(state: State, known: Sequence[Any]) -> State:
-    """`known`: the elements, by the numbers that take their place in a list."""
     if type(state) is list:
         return [_decode(item, known) for item in state]
     if type(state) is not dict:
@@ -208,11 +204,11 @@ class ReceivedElements:
 
     def add(self, encoded: State) -> None:
         """Adds elements that have new numbers, as `encode` returned the list of them."""
-        self._elements += _decode_checked(encoded, ())
+        self._elements += decode(encoded)
 
     def resolve(self, state: State) -> State:
         """The state that `take_new` got."""
-        return _decode_checked(state, self._elements)
+        return decode(state, self._elements)
 
 
 _NUMBER = np.dtype("<i8")
