@@ -312,6 +312,8 @@ def _ignore_errors(node: nodes.IgnoreErrors, source: Stream, context: Context) -
 
         Each of the rows would fail like the first one.
         """
+        if node.input.blocked is not None or context.search is not None:
+            return stream, 0
         position = stream.save()
         # A state that was saved without random access is no position.
         count = count_failing(node.input, position) if isinstance(position, int) else 0
@@ -322,8 +324,7 @@ def _ignore_errors(node: nodes.IgnoreErrors, source: Stream, context: Context) -
             meter.errors += count
         return open_plan(node.input, position + count, context), count
 
-    has_blocks = node.input.blocked is None and context.search is None
-    return elementwise.IgnoreErrorsStream(source, node, skip_failing if has_blocks else None)
+    return elementwise.IgnoreErrorsStream(source, node, skip_failing)
 
 
 def _batch(node: nodes.Batch, source: Stream, context: Context) -> Stream:

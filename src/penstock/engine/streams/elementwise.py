@@ -269,7 +269,7 @@ class IgnoreErrorsStream(Stream):
         self,
         source: Stream,
         node: IgnoreErrors,
-        skip_failing: Callable[[Stream], tuple[Stream, int]] | None,
+        skip_failing: Callable[[Stream], tuple[Stream, int]],
     ) -> None:
         self.inputs = (source,)
         self._skip_failing = skip_failing
@@ -288,16 +288,10 @@ class IgnoreErrorsStream(Stream):
             except self._dropped as error:
                 if isinstance(error, OpError) and not error.takes_element:
                     raise
-                skipped = self._skip()
+                source, skipped = self._skip_failing(self.inputs[0])
+                self.inputs = (source,)
                 if self._log is not None:
                     self._log.add(error, 1 + skipped)
-
-    def _skip(self) -> int:
-        if self._skip_failing is None:
-            return 0
-        source, skipped = self._skip_failing(self.inputs[0])
-        self.inputs = (source,)
-        return skipped
 
     def _report(self) -> None:
         if self._log is not None:

@@ -228,6 +228,8 @@ class RecordsStream(Stream):
             try:
                 chunk = self._with_numbers(limit) if self._numbered else self._read(limit)
             except Exception:
+                if reader.has_ended:  # Else the next pull continues behind the damaged record.
+                    self._close_reader()
                 self._report(_find_began(reader, self._part), NOWHERE)  # The rest is not read.
                 raise
             if chunk is not None:
@@ -249,11 +251,7 @@ class RecordsStream(Stream):
 
     def _read(self, limit: int) -> Chunk | None:
         assert self._reader is not None
-        try:
-            records = self._reader.read(limit)
-        except Exception:
-            self._close_ended()
-            raise
+        records = self._reader.read(limit)
         return self._chunk(records) if records else None
 
     def _with_numbers(self, limit: int) -> Chunk | None:
@@ -268,7 +266,6 @@ class RecordsStream(Stream):
                 ends.append(self._reader.position)
         except Exception:
             if not chunks:
-                self._close_ended()
                 raise
             self._close_reader()
             self._reader = self._open_reader(ends[-1])  # The next pull raises the same error again.
@@ -281,11 +278,6 @@ class RecordsStream(Stream):
         if isinstance(records, ParsedRecords):
             return records.chunk
         return leaf(strings.make_column(records))
-
-    def _close_ended(self) -> None:
-        """After an error: closes the file reader, unless it continues behind the damaged record."""
-        if self._reader is not None and self._reader.has_ended:
-            self._close_reader()
 
     def _close_reader(self) -> None:
         if self._reader is not None:
