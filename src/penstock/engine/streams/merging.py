@@ -12,7 +12,7 @@ from penstock.element.chunk import Chunk, describe
 from penstock.element.nest import Tree
 from penstock.engine.access import beside
 from penstock.engine.contract import State, Stream
-from penstock.engine.inlets import Inlet
+from penstock.engine.inlets import Inlet, discard
 from penstock.engine.logs import Sequels
 from penstock.errors import InvalidTypeError
 from penstock.plan.seeds import derive_array
@@ -46,14 +46,7 @@ class ZipStream(Stream):
         """Discards the partners of an element that failed; False if an input has none for it."""
         for feed, chunk in zip(self._feeds, chunks, strict=False):
             feed.unread(chunk, 1)
-        for feed in self._feeds[failed + 1 :]:
-            try:
-                feed.pull(1)
-            except StopIteration:
-                return False
-            except Exception:
-                continue
-        return True
+        return not any(discard(feed, 1) for feed in self._feeds[failed + 1 :])
 
     def _input_states(self) -> list[State]:
         return [feed.save() for feed in self._feeds]
@@ -101,21 +94,19 @@ class ConcatenateStream(Stream):
         self._open_part = open_part
         self._sequels = sequels
         self._which = which
-        self._current = open_part(which, state)
-        self.inputs = (self._current,)
+        self.inputs = (open_part(which, state),)
         self._structures = StructureCheck("Dataset.concatenate")
 
     def pull_needed(self, needed: int, limit: int, rows: int = 0) -> Chunk:
         while True:
             try:
-                return self._structures.check(self._current.pull_needed(needed, limit, rows))
+                return self._structures.check(self.inputs[0].pull_needed(needed, limit, rows))
             except StopIteration:
                 if self._which:
                     raise
-            self._current.close()
+            self.inputs[0].close()
             self._which = 1
-            self._current = self._sequels.open(partial(self._open_part, 1))
-            self.inputs = (self._current,)
+            self.inputs = (self._sequels.open(partial(self._open_part, 1)),)
 
     def _own_state(self) -> State:
         return [self._which, *self._sequels.logs()]

@@ -102,7 +102,6 @@ class RepeatStream(Stream):
         self.number = number
         """How many repetitions have ended."""
         self._produced = produced
-        self._current: Stream | None = None
         self._feed: ElementCounter | None = None
         self.inputs = ()
         if self._has_more():
@@ -112,7 +111,7 @@ class RepeatStream(Stream):
         return self._count == INFINITE or self.number < self._count
 
     def _start(self, current: Stream) -> None:
-        self._current, self._feed = current, ElementCounter(current)
+        self._feed = ElementCounter(current)
         self.inputs = (current,)
 
     def pull_needed(self, needed: int, limit: int, rows: int = 0) -> Chunk:
@@ -120,7 +119,7 @@ class RepeatStream(Stream):
             try:
                 return self._feed.pull(limit, needed, rows)
             except StopIteration:
-                self._start_next()
+                self._start_next(self._feed.stream)
         raise StopIteration
 
     @property
@@ -128,16 +127,15 @@ class RepeatStream(Stream):
         """Whether this repetition gave an element, also before the state that opened it."""
         return self._produced or (self._feed is not None and self._feed.count > 0)
 
-    def _start_next(self) -> None:
+    def _start_next(self, ended: Stream) -> None:
         """Starts the next repetition.
 
         An endless `repeat` ends if no reader got an element in the last one.
         """
-        assert self._current is not None
-        remote = self._current.remote
+        remote = ended.remote
         produced = self._has_produced or (remote is not None and remote.shared_end)
-        self._current.close()
-        self._current, self._feed, self.inputs = None, None, ()
+        ended.close()
+        self._feed, self.inputs = None, ()
         self.number += 1
         self._produced = produced
         if self._has_more() and (produced or self._count != INFINITE):
@@ -145,7 +143,7 @@ class RepeatStream(Stream):
             self._start(self._sequels.open(partial(self._open_repetition, self.number)))
 
     def _own_state(self) -> State:
-        return [self.number, self._has_produced, self._current is None, *self._sequels.logs()]
+        return [self.number, self._has_produced, self._feed is None, *self._sequels.logs()]
 
     def _input_states(self) -> list[State]:
-        return [None if self._current is None else self._current.save()]
+        return [None if self._feed is None else self._feed.stream.save()]
