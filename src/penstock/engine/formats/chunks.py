@@ -93,7 +93,7 @@ class ChunkWriter:
     def write(self, chunk: Chunk) -> None:
         if not len(chunk):
             return
-        with self._name_call():
+        with name_call(self._call):
             kinds = [_kind(column) for column in chunk.columns]
         if self._waiting and (kinds != self._kinds or chunk.tree != self._waiting[0].tree):
             self._flush()
@@ -152,7 +152,7 @@ class ChunkWriter:
 
     def _add(self, chunk: Chunk) -> None:
         """Writes elements as one record batch, or as several if their kinds differ."""
-        with self._name_call():
+        with name_call(self._call):
             layouts: list[Any] = [layout_of(column) for column in chunk.columns]
         if None in layouts:
             half = len(chunk) // 2
@@ -162,7 +162,7 @@ class ChunkWriter:
         if chunk.tree != self._tree or not all(map(covers, self._layouts, layouts)):
             self._begin(chunk.tree, layouts)
         batch = BatchBuffers()
-        with self._name_call():
+        with name_call(self._call):
             for _, leaf in self._names:
                 batch.add(chunk.columns[leaf], self._layouts[leaf])
         self._file.add(len(chunk), batch.lengths, batch.buffers)
@@ -170,7 +170,7 @@ class ChunkWriter:
 
     def _begin(self, tree: Tree, layouts: list[Any]) -> None:
         """Begins the file, or the next one, with a schema."""
-        with self._name_call():
+        with name_call(self._call):
             structure = structure_to_json(tree)
         if self._tree is not None:
             self._file.finish(has_more=True)
@@ -182,13 +182,14 @@ class ChunkWriter:
         columns = [(name, leaf, layouts[leaf]) for name, leaf in self._names]
         self._file.begin(Schema(structure, columns))
 
-    @contextlib.contextmanager
-    def _name_call(self) -> Iterator[None]:
-        """Adds the call to errors that are raised in its block."""
-        try:
-            yield
-        except (InvalidArgumentError, InvalidTypeError) as error:
-            raise type(error)(f"{self._call}: {error.message}") from None
+
+@contextlib.contextmanager
+def name_call(call: str) -> Iterator[None]:
+    """Adds the call to errors that are raised in its block."""
+    try:
+        yield
+    except (InvalidArgumentError, InvalidTypeError) as error:
+        raise type(error)(f"{call}: {error.message}") from None
 
 
 def _name_file(path: str, number: int) -> str:
@@ -255,12 +256,12 @@ def _find_packing(file: CheckedFile, packing: str) -> None:
 def _read_arrow_chunks(file: CheckedFile, skip: int) -> Generator[Chunk, None, tuple[int, bool]]:
     """Yields the chunks of one file; returns their number, and whether another continues it."""
     reader = ArrowIn(file)
-    tree, columns = _read_schema(file, reader)
+    tree, columns = reader.schema()
     count = 0
     while (batch := reader.batch()) is not None:
         count += batch.rows
         if count <= skip:
-            reader.skip(batch)
+            file.skip(batch.size)
             continue
         chunk = _read_batch(file, reader, batch, tree, columns)
         yield chunk.rows(max(0, skip - count + batch.rows), batch.rows)
@@ -270,16 +271,14 @@ def _read_arrow_chunks(file: CheckedFile, skip: int) -> Generator[Chunk, None, t
     return count, has_more
 
 
-def _read_schema(file: CheckedFile, reader: ArrowIn) -> tuple[Tree | None, list[Any]]:
-    structure, columns = reader.schema()
-    with file.understood():
-        tree = None if structure is None else structure_from_json(structure)
-        leaves = range(0 if tree is None else tree.num_leaves)
-        if sorted(leaf for leaf, _ in columns) != list(leaves):
-            raise ValueError("the columns do not fit the structure")
-        for _, layout in columns:
-            check_layout(layout)
-        return tree, columns
+def _decode_schema(structure: Any, columns: list[Any]) -> tuple[Tree | None, list[Any]]:
+    tree = None if structure is None else structure_from_json(structure)
+    leaves = range(0 if tree is None else tree.num_leaves)
+    if sorted(leaf for leaf, _ in columns) != list(leaves):
+        raise ValueError("the columns do not fit the structure")
+    for _, layout in columns:
+        check_layout(layout)
+    return tree, columns
 
 
 def _read_batch(
@@ -467,8 +466,6 @@ def _size_of(part: Part) -> int:
 
 
 class BatchHead(NamedTuple):
-    """The head of a record batch."""
-
     rows: int
     size: int
     crc: str
@@ -476,7 +473,7 @@ class BatchHead(NamedTuple):
 
 
 class ArrowIn:
-    """Reads a file in turn: `schema`, then `batch` and `body` or `skip`, then `footer`."""
+    """Reads a file in turn: `schema`, `batch`, its `body` unless that is skipped, `footer`."""
 
     def __init__(self, file: CheckedFile) -> None:
         self._file = file
@@ -485,8 +482,8 @@ class ArrowIn:
         if file.read(len(_MAGIC)) != _MAGIC:
             raise file.damage("it does not begin as a file of this kind does")
 
-    def schema(self) -> tuple[Any, list[Any]]:
-        """The structure, as JSON, and the leaf and layout of each column."""
+    def schema(self) -> tuple[Tree | None, list[Any]]:
+        """The structure of the elements, and the leaf and layout of each column."""
         message = self._head(_SCHEMA)
         with self._file.understood():
             if message is None:
@@ -494,7 +491,7 @@ class ArrowIn:
             pairs = {pair.text(0): pair for pair in message.table(2).tables(2)}
             found = json.loads(pairs[SCHEMA_KEY].text(1))
             if (version := int(found["format"])) == FORMAT:
-                return found["structure"], found["columns"]
+                return _decode_schema(found["structure"], found["columns"])
         raise self._file.foreign_version(version, FORMAT)
 
     def batch(self) -> BatchHead | None:
@@ -542,9 +539,6 @@ class ArrowIn:
         if f"{crc32c(body):08x}" != batch.crc:
             raise self._file.damage("the checksum of the record batch is wrong")
         return body
-
-    def skip(self, batch: BatchHead) -> None:
-        self._file.skip(batch.size)
 
     def footer(self) -> tuple[int, bool]:
         """The number of elements, and whether another file continues this one."""

@@ -28,7 +28,7 @@ from penstock.element.descriptions import spec_from_json, spec_to_json
 from penstock.element.spec import relax
 from penstock.engine.fitting import fit_chunk, spec_of_chunk
 from penstock.engine.formats.checked_files import check_packing
-from penstock.engine.formats.chunks import ChunkWriter, read_chunks
+from penstock.engine.formats.chunks import ChunkWriter, name_call, read_chunks
 from penstock.engine.formats.extras import crc32c
 from penstock.engine.formats.files import (
     join,
@@ -195,7 +195,8 @@ class RunWriter:
         self._shapes = shapes if spec is None else spec
         self._packing = check_packing(compression, call)
         if spec is not None:
-            self._check_spec()
+            with name_call(call):
+                spec_to_json(spec)  # It raises if files cannot have such elements.
         self._remote = "://" in path
         make_folder(path, call)
         self._lock = LockFile(join(path, "lockfile"), path, call, self._clean)
@@ -254,12 +255,6 @@ class RunWriter:
         for writer in self._writers.values():
             writer.pause()
         self._lock.release()
-
-    def _check_spec(self) -> None:
-        try:
-            spec_to_json(self._declared)
-        except InvalidArgumentError as error:
-            raise InvalidArgumentError(f"{self._call}: {error.message}") from None
 
     def write(self, chunk: Chunk) -> None:
         self._note(chunk)
