@@ -96,15 +96,13 @@ class Context:
 
     def inside(self, number: int) -> Context:
         """For a dataset that a function made of element `number`."""
-        key = derive(self.key, *self.epoch, number)
-        meters = self.meters.inner()
         epoch = (*self.epoch, number)
         return replace(
             self,
             epoch=epoch,
             first_epoch=epoch,
-            key=key,
-            meters=meters,
+            key=derive(self.key, *epoch),
+            meters=self.meters.inner(),
             in_order=True,
             numbered=False,
             endless=False,

@@ -82,12 +82,11 @@ def own_seconds(rows: Sequence[Figures]) -> list[float]:
 class FigureTree:
     """The figures of several plans, added up operator by operator."""
 
-    def __init__(self, figures: Figures | None = None) -> None:
-        self.figures = figures
+    def __init__(self) -> None:
+        self.figures: Figures | None = None
         self.parts: dict[tuple[str, str, int], FigureTree] = {}
 
     def add(self, rows: Iterable[Figures]) -> None:
-        """Adds the figures of one plan."""
         path: list[tuple[int, FigureTree, dict[tuple[str, str], int]]] = [(-1, self, {})]
         for row in rows:
             while path[-1][0] >= row.depth:
@@ -96,15 +95,12 @@ class FigureTree:
             name = row.operator, row.function
             # Two inputs of one operator may have the same name: they differ by their order.
             seen[name] = seen.get(name, -1) + 1
-            path.append((row.depth, parent._part((*name, seen[name]), row), {}))
-
-    def _part(self, name: tuple[str, str, int], row: Figures) -> FigureTree:
-        part = self.parts.get(name)
-        if part is None:
-            part = self.parts[name] = FigureTree(row)
-        elif part.figures is not None:
-            part.figures = row._replace(depth=part.figures.depth).plus(part.figures)
-        return part
+            part = parent.parts.setdefault((*name, seen[name]), FigureTree())
+            if part.figures is None:
+                part.figures = row
+            else:
+                part.figures = row._replace(depth=part.figures.depth).plus(part.figures)
+            path.append((row.depth, part, {}))
 
     def rows(self, depth: int = 0) -> Iterator[Figures]:
         """All figures in order, the first at `depth`."""

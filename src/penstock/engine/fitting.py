@@ -34,7 +34,6 @@ def fit_chunk(chunk: Chunk, spec: Any, where: str) -> Chunk:
 
 
 def fits_spec(chunk: Chunk, spec: Any) -> bool:
-    """Whether all elements of a chunk fit `spec`."""
     leaves, tree = nest.flatten(spec)
     return same_structure(tree, chunk.tree) and all(map(_fits, leaves, chunk.columns))
 

@@ -190,16 +190,13 @@ class ParallelMapStream(FedStream):
 
     def _own_state(self) -> State:
         oldest = self._find_oldest()
-        done = [list(span) for span in self._spans() if span[1] > oldest]
-        if self._ordered and not done and not self._again:
-            return oldest
-        return [oldest, done, self._logs.begin()]
-
-    def _spans(self) -> list[Any]:
         spans = list(self._done)
         if self._task is not None:
             spans.append((self._task.first, self._results.ordinal))
-        return spans
+        done = [list(span) for span in spans if span[1] > oldest]
+        if self._ordered and not done and not self._again:
+            return oldest
+        return [oldest, done, self._logs.begin()]
 
     def _find_oldest(self) -> int:
         waiting = [task.first for task in self._tasks]

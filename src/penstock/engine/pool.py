@@ -53,7 +53,7 @@ class Pool:
         self._most = most
         self._name = name
         self._interrupt = interrupt
-        self._process = os.getpid()
+        self.process = os.getpid()
         self._reset()
         _POOLS.add(self)
 
@@ -79,7 +79,7 @@ class Pool:
 
     def check(self) -> None:
         """Raises FailedPreconditionError in a forked child."""
-        check_process(self._process)
+        check_process(self.process)
 
     def _start(self) -> None:
         thread = threading.Thread(
@@ -103,12 +103,8 @@ class Pool:
 
     def stop_with(self, owner: object) -> None:
         """Ends the threads when `owner` is collected, and cancels calls that have not begun."""
-        # At the end of the program, `_leave` does it.
+        # At the end of the program, `_stop_all` does it.
         weakref.finalize(owner, self.stop, False, True).atexit = False
-
-    def _leave(self) -> None:
-        if os.getpid() == self._process:
-            self.stop(drop=True)
 
 
 _POOLS: weakref.WeakSet[Pool] = weakref.WeakSet()
@@ -117,9 +113,10 @@ _THREADS: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
 
 @atexit.register
-def _leave() -> None:
+def _stop_all() -> None:
     for pool in list(_POOLS):
-        pool._leave()
+        if pool.process == os.getpid():
+            pool.stop(drop=True)
     _join([thread for thread in list(_THREADS) if thread.is_alive()], _EXIT_SECONDS)
 
 

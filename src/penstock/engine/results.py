@@ -116,8 +116,10 @@ class Results:
 
     def _drop_failed(self) -> Exception:
         self._failures -= 1
-        error = self._waiting[0].error
-        self._add_origin(error, self.ordinal, self._place())
+        error, place = self._waiting[0].error, self._first_place
+        if place is not None:
+            place = place.after(self.ordinal - self._begun)
+        self._add_origin(error, self.ordinal, place)
         return self._drop_next(error)
 
     def _drop_next(self, error: Exception) -> Exception:
@@ -126,11 +128,6 @@ class Results:
         self.ordinal += 1
         self._waiting = self._waiting[1:]
         return error
-
-    def _place(self) -> Place | None:
-        """The place of the argument of the next result, if it is known."""
-        place = self._first_place
-        return None if place is None else place.after(self.ordinal - self._begun)
 
     def _next_numbers(self) -> Array | None:
         """The numbers of the elements that are waiting, if they have some."""
@@ -238,7 +235,6 @@ def stack_results(made: list[Any]) -> Chunk | None:
 
 
 def holds_list(element: Any) -> bool:
-    """Whether a leaf of an element is a list."""
     return _any_leaf(element, lambda leaf: type(leaf) is list)
 
 
@@ -257,6 +253,5 @@ def _any_leaf(element: Any, test: Callable[[Any], bool]) -> bool:
 
 
 def list_shapes(element: Any) -> list[tuple[int, ...]]:
-    """The shapes of the lists in an element."""
     leaves = nest.flatten(element)[0]
     return [np.shape(as_value(leaf)) for leaf in leaves if type(leaf) is list]

@@ -298,7 +298,8 @@ class Relocation:
         self._times = self._times + 1 if self._is_held_back() else 0
         self._saturated = self._saturated + 1 if self._is_saturated() else 0
         self._rate = self._elements / self._seconds
-        self._clear()
+        self._seconds = self._cpu = self._total = self._nbytes = 0.0
+        self._elements = 0
         return self._times >= 2 or self._saturated >= _TRIAL_LOOKS
 
     def _is_held_back(self) -> bool:
@@ -313,10 +314,6 @@ class Relocation:
             return False
         is_long = self._cpu >= _LONG_CALL * self._elements
         return is_long and _GAIN * self._cpu / self._seconds > self._most
-
-    def _clear(self) -> None:
-        self._seconds = self._cpu = self._total = self._nbytes = 0.0
-        self._elements = 0
 
     def _is_warm(self) -> bool:
         """Whether processes had time to begin: their first calls import what the function needs."""

@@ -50,10 +50,6 @@ NOTHING = object()
 """In place of an element that is not known."""
 
 
-def _in_brackets(element: Any) -> str:
-    return "" if element is NOTHING else f" ({brief(plain(element))})"
-
-
 Origin = Callable[[int, Place | None, Any], str]
 """Says where an element comes from, by its number, its place and its value (None: unknown)."""
 
@@ -90,9 +86,10 @@ def failure(
     if function.is_own and isinstance(cause, OpError):
         text = cause.message
     else:
+        shown = "" if element is NOTHING else f" ({brief(plain(element))})"
         text = (
             f"Dataset.{function.given_to or operator}: {function} failed for element "
-            f"{ordinal}{_in_brackets(element)}: {type(cause).__name__}: {cause}"
+            f"{ordinal}{shown}: {type(cause).__name__}: {cause}"
         )
     error = kind_of(cause)(text)
     error.__cause__ = cause

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from penstock.engine.calling import Calling
 from penstock.engine.contract import Stream
@@ -49,7 +49,8 @@ def _search(thread: int, frames: dict[int, FrameType], seen: set[int]) -> Wherea
             return Whereabouts(str(owner.function), _element_of(owner, frame))
         if isinstance(owner, Calling) and owner.function_elsewhere:
             return Whereabouts(owner.function_elsewhere)
-        waits += _threads_of(owner)
+        if isinstance(owner, Stream) and isinstance(pool := vars(owner).get("_pool"), Pool):
+            waits += pool.idents
         name = frame.f_code.co_filename
         if name.startswith(OWN_FOLDER):
             if outside:
@@ -70,9 +71,3 @@ def _element_of(calls: Calls, frame: FrameType | None) -> int | None:
             return int(ordinal) + len(frame.f_locals.get("results", ()))
         frame = frame.f_back
     return None
-
-
-def _threads_of(owner: Any) -> list[int]:
-    """The threads that work for a stream."""
-    pool = vars(owner).get("_pool") if isinstance(owner, Stream) else None
-    return pool.idents if isinstance(pool, Pool) else []

@@ -371,8 +371,9 @@ def convert_column(array: Any, name: str, selection: Selection, rows: Array) -> 
     try:
         return convert(array, fill)
     except MissingValueError as error:
+        table = repr(selection.path) if selection.path else "the table"
         raise InvalidArgumentError(
-            f"{selection.call}: {selection.table}, row {int(rows[error.row])}: "
+            f"{selection.call}: {table}, row {int(rows[error.row])}: "
             f"{missing_value_words(name, array.type)}"
         ) from None
 

@@ -37,7 +37,9 @@ class SkipLog:
         self.count += count
         self._errors += 1
         if self._errors <= _SHOWN:
-            log.warning("%s: left out: %s", self._call, _without_call(self._call, error))
+            named = f"{type(error).__name__}: {error}"
+            text = error.message if isinstance(error, OpError) else named
+            log.warning("%s: left out: %s", self._call, text.removeprefix(f"{self._call}: "))
 
     def report(self) -> None:
         """Logs the count, if there is one, and begins anew."""
@@ -46,9 +48,3 @@ class SkipLog:
                 "%s: %d %s could not be read and were left out", self._call, self.count, self._what
             )
         self.count = self._errors = 0
-
-
-def _without_call(call: str, error: Exception) -> str:
-    """The text of an error without the call that it begins with."""
-    text = error.message if isinstance(error, OpError) else f"{type(error).__name__}: {error}"
-    return text.removeprefix(f"{call}: ")

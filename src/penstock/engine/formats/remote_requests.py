@@ -105,11 +105,10 @@ _CLIENTS = ("aiohttp", "httpx", "httpx2")
 def _origin(error: Exception) -> Exception:
     """The cause: fsspec reports each failed description of a web address as a missing file."""
     cause = error.__cause__
-    if isinstance(error, FileNotFoundError) and _status(cause) not in (404, 410, None):
-        assert isinstance(cause, Exception)
-        return cause
-    if isinstance(error, FileNotFoundError) and isinstance(cause, ConnectionError | TimeoutError):
-        return cause
+    if isinstance(error, FileNotFoundError) and isinstance(cause, Exception):
+        is_missing = _status(cause) in (404, 410, None)
+        if not is_missing or isinstance(cause, ConnectionError | TimeoutError):
+            return cause
     return error
 
 
@@ -189,7 +188,6 @@ class RequestLimit:
             self.depth = min(self.depth + 1, _MOST)
 
     def leave(self) -> None:
-        """Ends a request."""
         self._busy -= 1
         while self._queue and self._busy < self.depth:
             turn = self._queue.popleft()

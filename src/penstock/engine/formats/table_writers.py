@@ -84,7 +84,13 @@ class TableWriter(FileWriter):
     def _find_schema(self, rows: list[Mapping[str, Any]]) -> Any:
         fields = []
         for name in self._names or ():
-            kind = self._find_kind(row[name] for row in rows)
+            try:
+                kind = _first_kind(row[name] for row in rows)
+            except _UnknownTypeError as error:
+                raise InvalidTypeError(
+                    f"{self.call}.write: a column cannot have a {error}; convert it to numbers, "
+                    "text, bytes, arrays, lists or dicts"
+                ) from None
             if kind is None:
                 raise InvalidArgumentError(
                     f"{self.call}.write: the first {len(rows)} rows do not show the type of column "
@@ -92,15 +98,6 @@ class TableWriter(FileWriter):
                 )
             fields.append((name, kind))
         return arrow.schema(fields)
-
-    def _find_kind(self, values: Iterable[Any]) -> Any:
-        try:
-            return _first_kind(values)
-        except _UnknownTypeError as error:
-            raise InvalidTypeError(
-                f"{self.call}.write: a column cannot have a {error}; convert it to numbers, text, "
-                "bytes, arrays, lists or dicts"
-            ) from None
 
     def _convert(self, field: Any, values: list[Any]) -> Any:
         array = _try_array(values, field.type)

@@ -28,11 +28,6 @@ class Selection:
     fill: Mapping[str, Any] = field(default_factory=dict)
     """What takes the place of a missing value, by column."""
 
-    @property
-    def table(self) -> str:
-        """The table, as errors name it."""
-        return repr(self.path) if self.path else "the table"
-
 
 class TableBlock(Protocol):
     """Rows that were read together."""

@@ -240,7 +240,6 @@ class InterleaveStream(FedStream):
         return inherit_turn(made, slot.origin)
 
     def _close(self, slot: Slot) -> None:
-        """Empties an exhausted slot."""
         self._slots[self._turn] = None
         self._advance()
 

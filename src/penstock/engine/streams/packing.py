@@ -183,11 +183,6 @@ class _Sequences:
         self.at = begun
         """The next token to be packed."""
 
-    @property
-    def begun(self) -> int:
-        """How many tokens of the next element are in rows."""
-        return self.at - self.starts[self.used]
-
 
 class PackStream(FedStream):
     """Sequences in rows of one length. It holds the rows that are not complete yet."""
@@ -360,7 +355,9 @@ class PackStream(FedStream):
 
     def _own_state(self) -> State:
         """Tokens are copied when the state is: the views of a row never change."""
-        begun = self._begun if self._next is None else self._next.begun
+        begun, following = self._begun, self._next
+        if following is not None:
+            begun = following.at - following.starts[following.used]
         rows = [
             [list(row.counts), LazyState(partial(self._copy_tokens, list(map(list, row.views))))]
             for row in self._open

@@ -42,7 +42,10 @@ class WindowStream(FedStream):
         if state is not None:
             held, failed, self._gap = state
             self._held = Chunk.of(held) if held else None
-            self._failed = {number: _rebuild_error(*error) for number, *error in failed}
+            self._failed = {
+                number: getattr(errors, kind, errors.UnknownError)(text)
+                for number, kind, text in failed
+            }
 
     def pull(self, limit: int) -> Chunk:
         node = self._node
@@ -105,11 +108,6 @@ class WindowStream(FedStream):
         held = [] if self._held is None else self._held.elements()
         failed = [[i, kind_of(e).__name__, str(e)] for i, e in self._failed.items()]
         return [held, failed, self._gap]
-
-
-def _rebuild_error(kind: str, message: str) -> Exception:
-    found: type[Exception] = getattr(errors, kind, errors.UnknownError)
-    return found(message)
 
 
 _AT_ONCE = 64
