@@ -131,8 +131,8 @@ class InterleaveStream(FedStream):
     def _turn_to_next(self, first: bool) -> bool:
         """Turns to the slot that gives the next element, and fills it if it is empty.
 
-        Returns False at the end. Unless it is for the `first` chunk, it opens no dataset, and stays
-        with the only slot, but returns False instead.
+        Returns False at the end. Unless it is for the `first` chunk, it also returns False instead
+        of opening a dataset, and if there is only one slot.
         """
         if not first and self._node.cycle == 1:
             return False
