@@ -81,7 +81,9 @@ class ParallelMapStream(FedStream):
         while not len(self._results):
             self._pool.check()  # A forked child would wait for tasks of its parent's processes.
             self._finish_task()
-            self._submit(needed)
+            window = self._calling.tasks * (2 if self._ordered else 1)
+            while not self._ended and len(self._tasks) < window:
+                self._submit_next(needed)
             if not self._tasks:
                 self._calling.stop()
                 raise StopIteration
@@ -97,11 +99,6 @@ class ParallelMapStream(FedStream):
         self._logs.record(range(first, self._results.ordinal))
         self._nbytes_each = chunk.nbytes / len(chunk)
         return chunk
-
-    def _submit(self, needed: int) -> None:
-        window = self._calling.tasks * (2 if self._ordered else 1)
-        while not self._ended and len(self._tasks) < window:
-            self._submit_next(needed)
 
     def _submit_next(self, needed: int = 1) -> None:
         try:

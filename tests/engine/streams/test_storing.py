@@ -20,6 +20,7 @@ import pytest
 from penstock.data.dataset import Dataset
 from penstock.element.spec import TensorSpec
 from penstock.engine.formats import chunks as chunk_files
+from penstock.engine.formats import files as format_files
 from penstock.errors import (
     AlreadyExistsError,
     DataLossError,
@@ -470,11 +471,11 @@ def test_an_input_that_cannot_be_opened(tmp_path: Path) -> None:
 
 
 def test_a_cache_file_that_cannot_be_made(tmp_path: Path) -> None:
-    def fail(path: str, call: str) -> Any:
+    def fail(*_: Any) -> Any:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(chunk_files, "create_bytes", fail)
+        patch.setattr(format_files, "open", fail, raising=False)
         with pytest.raises(ResourceExhaustedError, match="no space is left for"):
             next(iter(Dataset.range(3).cache(tmp_path / "c")))
     assert files(tmp_path) == []

@@ -137,7 +137,8 @@ class FilterStream(FedStream):
         if set(map(type, made)) <= {bool, np.bool_}:
             return np.array(made, bool), None
         for index, value in enumerate(made):
-            if not isinstance(value, bool) and not _is_flag(value):
+            is_flag = getattr(value, "dtype", None) == np.bool_ and np.ndim(value) == 0
+            if not isinstance(value, bool) and not is_flag:
                 error = InvalidArgumentError(
                     f"{self._calls.where} returned {value!r:.60} for element "
                     f"{first + index}; a predicate must return a single bool"
@@ -150,11 +151,6 @@ class FilterStream(FedStream):
 
     def _input_states(self) -> list[State]:
         return super()._input_states() if self._failed is None else [self._failed_at.state]
-
-
-def _is_flag(value: Any) -> bool:
-    dtype = getattr(value, "dtype", None)
-    return dtype is not None and dtype == np.bool_ and np.ndim(value) == 0
 
 
 class TakeWhileStream(FilterStream):

@@ -129,10 +129,6 @@ class _Features:
         pairs = zip(flat, self.separators, strict=True)
         return [np.insert(tokens, ends, separator) for tokens, separator in pairs]
 
-    def tokens_of_one(self, chunk: Chunk) -> list[Array]:
-        """The tokens of the only element, as they are."""
-        return [np.asarray(column[0]) for column in self.columns_of(chunk)]
-
     def open_row(self) -> _Row:
         return _Row(self._length, len(self.dtypes))
 
@@ -208,7 +204,8 @@ class PackStream(FedStream):
             held = Chunk.of([element])
             self._features = self._features or _Features(self._node, *held.kind)
             row = self._features.open_row()
-            row.put(self._features.tokens_of_one(held), 0, sum(counts), counts)
+            tokens = [np.asarray(column[0]) for column in self._features.columns_of(held)]
+            row.put(tokens, 0, sum(counts), counts)
             self._open.append(row)
 
     def pull_needed(self, needed: int, limit: int, rows: int = 0) -> Chunk:
