@@ -3,6 +3,7 @@
 from collections import namedtuple
 from typing import Any
 
+import attrs
 import pytest
 
 from penstock import nest
@@ -30,6 +31,44 @@ def test_is_nested() -> None:
 def test_map_structure() -> None:
     assert nest.map_structure(lambda a, b: a - b, {"x": [5]}, {"x": [3]}) == {"x": [2]}
     assert nest.map_structure(str, 1) == "1"
+
+
+@attrs.define
+class Point:
+    x: Any
+    y: Any
+
+
+class Masked:
+    """Its mask is metadata: it is no leaf."""
+
+    def __init__(self, mask: bool, value: Any) -> None:
+        self.mask, self.value = mask, value
+
+    def __tf_flatten__(self) -> tuple[tuple[bool], tuple[Any]]:
+        return (self.mask,), (self.value,)
+
+    @classmethod
+    def __tf_unflatten__(cls, metadata: tuple[bool], components: tuple[Any]) -> "Masked":
+        return cls(*metadata, *components)
+
+
+def test_attrs_classes_are_structures() -> None:
+    point = Point(1, [2, 3])
+    assert nest.is_nested(point)
+    assert nest.flatten(point) == [1, 2, 3]
+    assert nest.map_structure(lambda a, b: a + b, point, point) == Point(2, [4, 6])
+    with pytest.raises(InvalidArgumentError, match="do not have the same structure"):
+        nest.assert_same_structure(point, Point(1, 2))
+
+
+def test_classes_that_flatten_themselves_keep_their_metadata() -> None:
+    masked = Masked(True, [2, 3])
+    assert nest.is_nested(masked)
+    assert nest.flatten(masked) == [2, 3]
+    doubled = nest.map_structure(lambda x: x * 2, masked)
+    assert (doubled.mask, doubled.value) == (True, [4, 6])
+    nest.assert_same_structure(masked, Masked(False, [4, 5]))
 
 
 def test_values_of_replicas_are_leaves_unless_expanded() -> None:

@@ -50,10 +50,10 @@ def _register(kind: type) -> None:
         return
     if hasattr(kind, "__tf_flatten__"):
         optree.register_pytree_node(
-            kind, _flatten_by_method, partial(_unflatten_by_method, kind), namespace=_NAMESPACE
+            kind, flatten_by_method, partial(unflatten_by_method, kind), namespace=_NAMESPACE
         )
         return
-    fields = [field.name for field in _fields_of(kind)]
+    fields = [field.name for field in fields_of(kind)]
     if fields or dataclasses.is_dataclass(kind):
         optree.register_pytree_node(
             kind,
@@ -63,19 +63,21 @@ def _register(kind: type) -> None:
         )
 
 
-def _fields_of(kind: type) -> Any:
+def fields_of(kind: type) -> Any:
     """The fields of a dataclass or an attrs class; none for other classes."""
     if dataclasses.is_dataclass(kind):
         return dataclasses.fields(kind)
     return getattr(kind, "__attrs_attrs__", ())
 
 
-def _flatten_by_method(value: Any) -> tuple[tuple[Any, ...], Any]:
+def flatten_by_method(value: Any) -> tuple[tuple[Any, ...], Any]:
+    """The components of an instance of a class with `__tf_flatten__`, and its metadata."""
     metadata, components = value.__tf_flatten__()
     return tuple(components), metadata
 
 
-def _unflatten_by_method(kind: Any, metadata: Any, components: Any) -> Any:
+def unflatten_by_method(kind: Any, metadata: Any, components: Any) -> Any:
+    """An instance of a class with `__tf_unflatten__`, of other components."""
     method = kind.__tf_unflatten__
     if isinstance(method, FunctionType):  # Neither a class method nor a static method.
         return method(object.__new__(kind), metadata, tuple(components))

@@ -6,6 +6,7 @@ from collections import OrderedDict, defaultdict, namedtuple
 from dataclasses import dataclass, field
 from typing import Any
 
+import attrs
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -26,7 +27,7 @@ from penstock.distribute.values.per_replica import (
     select,
     spread,
 )
-from penstock.distribute.values.trees import container_of, describe, leaves, map_leaves
+from penstock.distribute.values.trees import container_of, describe, leaves, map_leaves, path_of
 from penstock.element import nest
 from penstock.errors import DisagreementError, InvalidArgumentError
 
@@ -260,6 +261,45 @@ def test_regroup_keeps_special_containers() -> None:
     odd = regroup([Odd(1, "kept"), Odd(2)], always=False)
     assert odd.a.values == (2, 4)
     assert odd.note == "kept"
+
+
+@attrs.define
+class Point:
+    x: Any
+    y: Any
+
+
+class Masked:
+    """Its mask is metadata: it is no leaf."""
+
+    def __init__(self, mask: bool, value: Any) -> None:
+        self.mask, self.value = mask, value
+
+    def __tf_flatten__(self) -> tuple[tuple[bool], tuple[Any]]:
+        return (self.mask,), (self.value,)
+
+    @classmethod
+    def __tf_unflatten__(cls, metadata: tuple[bool], components: tuple[Any]) -> "Masked":
+        return cls(*metadata, *components)
+
+
+def test_replicas_take_and_return_attrs_classes_and_classes_that_flatten_themselves() -> None:
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    given = Point(PerReplica((1.5, 2.5)), Masked(True, [PerReplica((10, 20))]))
+
+    def double(point: Any) -> Any:
+        return Point(point.x * 2, Masked(point.y.mask, [point.y.value[0] * 2]))
+
+    returned = strategy.run(double, args=(given,))
+    assert returned.x.values == (3.0, 5.0)
+    assert returned.y.mask is True
+    assert returned.y.value[0].values == (20, 40)
+
+
+def test_places_in_attrs_classes_and_classes_that_flatten_themselves_have_paths() -> None:
+    leaf = object()
+    assert path_of(leaf, [Point(1, leaf)]) == "value[0].y"
+    assert path_of(leaf, Masked(True, leaf)) == "value.__tf_flatten__()[1][0]"
 
 
 def test_dicts_are_matched_by_their_keys() -> None:

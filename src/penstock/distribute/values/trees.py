@@ -1,6 +1,7 @@
-"""Trees of results: tuples, lists, dicts and dataclasses of leaves, rebuilt with their own types.
+"""Trees of results: containers of leaves, rebuilt with their own types.
 
-A list is a container here; in the elements of a dataset it is data (`element.nest`). A container in
+Containers are tuples, lists, dicts, dataclasses, attrs classes and classes with `__tf_flatten__`.
+In the elements of a dataset a list is data (`element.nest`); here it is a container. A container in
 which no leaf changes is returned as the same object.
 """
 
@@ -12,6 +13,8 @@ import operator
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
+
+from penstock.element import nest
 
 
 class Container(NamedTuple):
@@ -50,8 +53,9 @@ _DICT = Container(
 _OTHER_DICT = _DICT._replace(rebuild=_fill_dict)
 
 
-def _dataclass(kind: type) -> Container:
-    names = [field.name for field in dataclasses.fields(kind)]
+def _of_fields(kind: type) -> Container:
+    """The container of a dataclass or an attrs class."""
+    names = _names_of(kind)
 
     def children(value: Any) -> list[Any]:
         return [getattr(value, name) for name in names]
@@ -64,6 +68,24 @@ def _dataclass(kind: type) -> Container:
         return rebuilt
 
     return Container(children, lambda _, other: children(other), rebuild)
+
+
+def _names_of(kind: type) -> list[str]:
+    return [field.name for field in nest.fields_of(kind)]
+
+
+def _of_method(kind: type) -> Container:
+    """The container of a class with `__tf_flatten__`: metadata is kept, and is no leaf."""
+
+    def children(value: Any) -> Sequence[Any]:
+        return nest.flatten_by_method(value)[0]
+
+    def rebuild(first: Any, parts: Sequence[Any]) -> Any:
+        return nest.unflatten_by_method(kind, nest.flatten_by_method(first)[1], parts)
+
+    return Container(
+        children, lambda first, other: _same_length(children(first), children(other)), rebuild
+    )
 
 
 def _container_of(kind: type) -> Container | None:
@@ -80,9 +102,15 @@ def _container_of(kind: type) -> Container | None:
         return _NAMED
     if issubclass(kind, tuple) and hasattr(kind, "n_sequence_fields"):
         return _SEQUENCE
-    if dataclasses.is_dataclass(kind) and not hasattr(kind, "__leaf__"):
-        return _dataclass(kind)
-    return None
+    if hasattr(kind, "__leaf__"):
+        return None
+    if hasattr(kind, "__tf_flatten__"):
+        return _of_method(kind)
+    return _of_fields(kind) if _has_fields(kind) else None
+
+
+def _has_fields(kind: type) -> bool:
+    return dataclasses.is_dataclass(kind) or hasattr(kind, "__attrs_attrs__")
 
 
 container_of: Callable[[Any], Container | None] = lru_cache(maxsize=1024)(_container_of)
@@ -118,18 +146,21 @@ def path_of(leaf: Any, tree: Any, path: str = "value") -> str | None:
     container = container_of(type(tree))
     if container is None:
         return path if tree is leaf else None
-    for label, part in zip(_labels(tree), container.children(tree), strict=True):
+    parts = container.children(tree)
+    for label, part in zip(_labels(tree, len(parts)), parts, strict=True):
         if found := path_of(leaf, part, path + label):
             return found
     return None
 
 
-def _labels(tree: Any) -> list[str]:
+def _labels(tree: Any, count: int) -> list[str]:
     if isinstance(tree, dict):
         return [f"[{key!r}]" for key in tree]
-    if dataclasses.is_dataclass(tree):
-        return [f".{field.name}" for field in dataclasses.fields(tree)]
-    return [f"[{index}]" for index in range(len(tree))]
+    if hasattr(tree, "__tf_flatten__"):
+        return [f".__tf_flatten__()[1][{index}]" for index in range(count)]
+    if _has_fields(type(tree)):
+        return [f".{name}" for name in _names_of(type(tree))]
+    return [f"[{index}]" for index in range(count)]
 
 
 def describe(tree: Any) -> str:
