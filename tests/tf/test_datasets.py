@@ -1,8 +1,10 @@
 """Datasets of ported code: functions and loops get tensors, plans stay those of plain penstock."""
 
 import collections
+import functools
 import inspect
 import threading
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ import pytest
 import penstock
 import penstock.tf as tf
 from penstock.errors import InvalidArgumentError, OutOfRangeError, UnimplementedError
+from penstock.tf.drawing import draws_numbers
 
 Pair = collections.namedtuple("Pair", "a b")
 
@@ -499,3 +502,22 @@ def test_resolvers_know_the_accelerators_that_they_were_given(monkeypatch):
     given = resolvers.SimpleClusterResolver(spec, num_accelerators={"GPU": 4})
     assert given.num_accelerators("worker", 0) == {"GPU": 4}
     assert resolvers.TFConfigClusterResolver().num_accelerators("worker", 0) == {}
+
+
+def test_functions_may_use_objects_that_have_every_attribute():
+    stand_in = mock.Mock(side_effect=lambda x: x + 1)
+    dataset = tf.data.Dataset.range(3)
+    assert numbers(dataset.map(lambda x: stand_in(x))) == [1, 2, 3]
+    assert numbers(dataset.map(stand_in)) == [1, 2, 3]
+
+
+def test_random_operations_are_found_behind_many_functions():
+    function = draw = functools.partial(lambda x: x + tf.random.uniform([], 0, 1000, tf.int64))
+    for _ in range(2000):
+        function = _call_in_turn(function)
+    assert tf.data.Dataset.range(3).map(draw).__plan__.random is not None
+    assert draws_numbers(function)
+
+
+def _call_in_turn(function):
+    return lambda x: function(x)

@@ -6,8 +6,9 @@ that a resumed iteration and every worker draw the same ones. Elsewhere they fol
 
 from __future__ import annotations
 
+import functools
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -63,41 +64,63 @@ def _is_random_operation(value: Any) -> bool:
 
 
 class _Search:
-    """A search through the code of functions, each only once."""
+    """A search through the code of functions, each only once.
+
+    What was found is kept in a list, not on the stack: code of libraries is many functions deep.
+    """
 
     def __init__(self) -> None:
         self._seen: set[int] = set()
+        self._found: list[Any] = []  # Also keeps alive what `_seen` knows by its id.
+        self._next = 0
 
-    def draws(self, value: Any) -> bool:
-        if id(value) in self._seen or isinstance(value, type(np)):
-            return False
-        self._seen.add(id(value))
-        if getattr(value, "__draws_numbers__", False) or _is_random_operation(value):
-            return True
+    def draws(self, function: Any) -> bool:
+        self._add([function])
+        while self._next < len(self._found):
+            value = self._found[self._next]
+            self._next += 1
+            if getattr(value, "__draws_numbers__", False) or _is_random_operation(value):
+                return True
+            if self._look_into(value):
+                return True
+        return False
+
+    def _add(self, values: Iterable[Any]) -> None:
+        for value in values:
+            if id(value) not in self._seen and not isinstance(value, types.ModuleType):
+                self._seen.add(id(value))
+                self._found.append(value)
+
+    def _look_into(self, value: Any) -> bool:
+        """Adds the functions and objects that a value uses; True if its code draws."""
         if isinstance(value, types.MethodType):
-            return self.draws(value.__self__) or self.draws(value.__func__)
-        wrapped = getattr(value, "__wrapped__", None) or getattr(value, "func", None)
-        if wrapped is not None and self.draws(wrapped):
-            return True
+            self._add([value.__self__, value.__func__])
+            return False
+        wrapped = getattr(value, "__wrapped__", None)
+        if isinstance(value, functools.partial):
+            wrapped = value.func
+        if wrapped is not None:
+            self._add([wrapped])
         if isinstance(value, types.FunctionType):
-            return self._in_function(value)
-        return self._in_object(value)
+            return self._look_into_function(value)
+        self._look_into_object(value)
+        return False
 
-    def _in_function(self, function: types.FunctionType) -> bool:
+    def _look_into_function(self, function: types.FunctionType) -> bool:
         if (function.__module__ or "").startswith(("numpy", "penstock.")):
             return False
-        cells = [cell.cell_contents for cell in function.__closure__ or () if not is_empty(cell)]
         names = {name for code in codes_of(function.__code__) for name in code.co_names}
         if any(name in _DRAWING or name.startswith("random_") for name in names):
             return True
-        values = [function.__globals__[name] for name in names if name in function.__globals__]
-        return any(self.draws(value) for value in [*cells, *values])
+        self._add(cell.cell_contents for cell in function.__closure__ or () if not is_empty(cell))
+        self._add(function.__globals__[name] for name in names if name in function.__globals__)
+        return False
 
-    def _in_object(self, value: Any) -> bool:
-        """Searches the methods of an object that users call."""
+    def _look_into_object(self, value: Any) -> None:
+        """Adds the methods and the state of an object that users call."""
         kind = value if isinstance(value, type) else type(value)
         if kind.__module__.split(".")[0] in ("builtins", "numpy", "penstock", "torch", "jax"):
-            return False
-        methods = [part for part in vars(kind).values() if isinstance(part, types.FunctionType)]
-        state = list(getattr(value, "__dict__", {}).values()) if kind is not value else []
-        return any(self.draws(part) for part in [*methods, *state])
+            return
+        self._add(part for part in vars(kind).values() if isinstance(part, types.FunctionType))
+        if kind is not value:
+            self._add(getattr(value, "__dict__", {}).values())
