@@ -18,6 +18,7 @@ from penstock.element import nest
 from penstock.element.spec import DatasetSpec, Dims, RaggedTensorSpec, TensorShape, TensorSpec
 from penstock.element.values import spec_of
 from penstock.errors import InternalError, InvalidArgumentError, InvalidTypeError, UnfitTypeError
+from penstock.plan.nodes import unpaddable
 
 
 def check_paddable(where: str, spec: Any, shapes_given: bool) -> None:
@@ -28,8 +29,7 @@ def check_paddable(where: str, spec: Any, shapes_given: bool) -> None:
     for leaf in nest.flatten(spec)[0]:
         is_list = isinstance(leaf, RaggedTensorSpec) and leaf.ragged_rank == 0
         if not isinstance(leaf, TensorSpec) and not is_list:
-            hint = "flat_map them first" if isinstance(leaf, DatasetSpec) else "use ragged_batch"
-            raise InvalidTypeError(f"{where}: elements must be arrays, got {leaf}; {hint}")
+            raise unpaddable(where, leaf, isinstance(leaf, DatasetSpec))
         if leaf.shape.rank is None and not shapes_given:
             raise InvalidArgumentError(
                 f"{where}: the rank of {leaf} is unknown; give padded_shapes"

@@ -15,11 +15,12 @@ import numpy as np
 from penstock.element import columns, nest
 from penstock.element.chunk import Chunk
 from penstock.element.columns import UNSTACKABLE, Column
+from penstock.element.datasets import is_dataset
 from penstock.element.ragged import Ragged
 from penstock.element.spec import RaggedTensorSpec, TensorShape
-from penstock.element.values import is_opaque, zeros
+from penstock.element.values import is_opaque, short_repr, zeros
 from penstock.errors import DataLossError, InvalidArgumentError, OpError
-from penstock.plan.nodes import Batch, PaddedBatch, RaggedBatch
+from penstock.plan.nodes import Batch, PaddedBatch, RaggedBatch, unpaddable
 
 Collate = Callable[[Chunk, list[int]], Chunk]
 
@@ -86,6 +87,9 @@ def _stacking_error(leaves: Any) -> InvalidArgumentError:
     )
 
 
+_PADDED = "Dataset.padded_batch"
+
+
 def _pad_batches(node: PaddedBatch, rows: Chunk, sizes: list[int]) -> Chunk:
     shapes = node.shapes or (None,) * len(rows.columns)
     values = node.values or (None,) * len(rows.columns)
@@ -109,16 +113,20 @@ def _pad_each(column: Column, sizes: list[int], dims: Any, value: Any) -> Column
 
 
 def _pad(leaves: list[Any], dims: Any, value: Any, index: int) -> Any:
-    leaves = [np.asarray(leaf) for leaf in leaves]
-    largest = tuple(map(max, zip(*(leaf.shape for leaf in leaves), strict=True)))
-    target = tuple(
-        have if want is None else want for have, want in zip(largest, dims or largest, strict=True)
-    )
+    leaves = [leaf if type(leaf) is np.ndarray else _as_array(leaf, index) for leaf in leaves]
+    try:
+        largest = tuple(map(max, zip(*(leaf.shape for leaf in leaves), strict=True)))
+        target = tuple(
+            have if want is None else want
+            for have, want in zip(largest, dims or largest, strict=True)
+        )
+    except ValueError:
+        raise UnstackableError(index, _rank_error(leaves, dims)) from None
     if any(have > want for have, want in zip(largest, target, strict=True)):
         raise UnstackableError(
             index,
             DataLossError(
-                f"Dataset.padded_batch: an element of shape {largest} does not fit into "
+                f"{_PADDED}: an element of shape {largest} does not fit into "
                 f"padded_shapes {target}; use larger padded_shapes, or None for the batch's own"
             ),
         )
@@ -132,6 +140,25 @@ def _pad(leaves: list[Any], dims: Any, value: Any, index: int) -> Any:
         for row, leaf in zip(out, leaves, strict=True):
             row[tuple(slice(n) for n in leaf.shape)] = leaf
     return out
+
+
+def _rank_error(leaves: list[Any], dims: Any) -> InvalidArgumentError:
+    rank = len(dims) if dims else leaves[0].ndim
+    odd = next(leaf.shape for leaf in leaves if leaf.ndim != rank)
+    return InvalidArgumentError(
+        f"{_PADDED}: all elements of a batch need the same number of dimensions, here {rank}, "
+        f"got one of the shape {odd}; reshape them in map"
+    )
+
+
+def _as_array(leaf: Any, index: int) -> Any:
+    """A leaf to be padded. What a function returns may be no array, and is seen only here."""
+    if leaf is not None and not is_opaque(leaf):
+        try:
+            return np.asarray(leaf)
+        except ValueError:  # The rows of a Ragged differ.
+            pass
+    raise UnstackableError(index, unpaddable(_PADDED, short_repr(leaf), is_dataset(leaf)))
 
 
 def _make_ragged(node: RaggedBatch, specs: list[Any], rows: Chunk, sizes: list[int]) -> Chunk:

@@ -30,7 +30,7 @@ from penstock.element.spec import (
     relax_all,
 )
 from penstock.element.values import spec_of_leaf
-from penstock.errors import FailedPreconditionError
+from penstock.errors import FailedPreconditionError, InvalidTypeError
 from penstock.plan.functions import Function
 from penstock.plan.options import Options, ShardingPolicy
 from penstock.plan.packed import Values, dtypes_of, packed_spec, values_for
@@ -864,6 +864,9 @@ class PaddedBatch(Batch):
 
     def spec_from(self, *inputs: Any) -> Any:
         leaves, tree = nest.flatten(inputs[0])
+        for leaf in leaves:
+            if not isinstance(leaf, TensorSpec | RaggedTensorSpec):
+                raise unpaddable("Dataset.padded_batch", leaf, isinstance(leaf, DatasetSpec))
         shapes = self.shapes or [leaf.shape for leaf in leaves]
         padded = [
             TensorSpec(shape.prepend(self.rows), leaf.dtype)
@@ -874,6 +877,12 @@ class PaddedBatch(Batch):
     def spec_from_samples(self, *inputs: Any) -> Any:
         """The samples may have the same length by chance."""
         return self.spec_from(_forget_first_dimension(inputs[0]))
+
+
+def unpaddable(where: str, found: Any, is_dataset: bool) -> InvalidTypeError:
+    """The error for a leaf, or the spec of one, that is no array and so cannot be padded."""
+    hint = "flat_map them first" if is_dataset else "use ragged_batch"
+    return InvalidTypeError(f"{where}: elements must be arrays, got {found}; {hint}")
 
 
 @node

@@ -14,7 +14,7 @@ from penstock.element.ragged import Ragged
 from penstock.element.spec import TensorSpec
 from penstock.engine.streams import sources
 from penstock.engine.streams.sources import GeneratorStream
-from penstock.errors import InvalidArgumentError
+from penstock.errors import InvalidArgumentError, InvalidTypeError
 from tests.engine.driving import drain_stream, model, open_stream, pulls, saves
 
 LENGTHS = [3, 0, 5, 1, 9, 2, 2, 7] * 8
@@ -302,3 +302,44 @@ def test_empty_batches_at_the_end_are_resumed() -> None:
     assert (numbers.shape, numbers.dtype) == ((0,), np.int64)
     assert (texts.shape, texts.dtype) == ((0,), np.dtype(object))
     assert list(resumed) == []
+
+
+RAGGED_ROWS = Ragged.from_rows([np.array([1]), np.array([2, 3])])
+
+
+@pytest.mark.parametrize(
+    ("returned", "text"),
+    [
+        (lambda i: Dataset.range(int(i)), r"got <Dataset .*; flat_map them first"),
+        (lambda i: None, "got None; use ragged_batch"),
+        (lambda i: RAGGED_ROWS, r"got <Ragged \[\[1\], \[2, 3\]\]>; use ragged_batch"),
+    ],
+    ids=["dataset", "none", "ragged"],
+)
+def test_what_a_function_returns_must_be_arrays_to_be_padded(
+    returned: Callable[[Any], Any], text: str
+) -> None:
+    padded = Dataset.range(4).map(returned).padded_batch(2)
+    with pytest.raises(InvalidTypeError, match=f"Dataset.padded_batch: elements must be .*{text}"):
+        next(iter(padded))
+
+
+@pytest.mark.parametrize("returned", [lambda i: Dataset.range(int(i)), lambda i: None])
+def test_the_spec_of_padded_batches_of_no_arrays_is_an_error(
+    returned: Callable[[Any], Any],
+) -> None:
+    padded = Dataset.range(4).map(returned).padded_batch(2)
+    with pytest.raises(InvalidTypeError, match="Dataset.padded_batch: elements must be arrays"):
+        _ = padded.element_spec
+
+
+def test_padding_needs_elements_of_one_rank() -> None:
+    rows = Dataset.range(6).map(lambda i: np.ones((2,) * (1 + int(i) // 3)))
+    iterator = iter(rows.padded_batch(2))
+    assert next(iterator).shape == (2, 2)
+    with pytest.raises(InvalidArgumentError, match=r"here 1, got one of the shape \(2, 2\); resh"):
+        next(iterator)
+    assert next(iterator).shape == (2, 2, 2)
+    some = Dataset.from_generator(lambda: iter(rows), output_signature=TensorSpec(None, np.float64))
+    with pytest.raises(InvalidArgumentError, match=r"here 2, got one of the shape \(2,\)"):
+        next(iter(some.padded_batch(2, padded_shapes=[3, 3])))
