@@ -17,7 +17,12 @@ from penstock.distribute.backends import Backend, Handle
 from penstock.distribute.backends.numpy_backend import as_kind_of
 from penstock.distribute.replicas import Replicas
 from penstock.distribute.strategy_options import ReduceOp
-from penstock.distribute.values.indexed_slices import IndexedSlices, add_slices, refuse_slices
+from penstock.distribute.values.indexed_slices import (
+    IndexedSlices,
+    add_slices,
+    gather_slices,
+    refuse_slices,
+)
 from penstock.distribute.values.operators import current_value
 from penstock.distribute.values.per_replica import DistributedValues, PerReplica, values_of
 from penstock.distribute.values.storage import refuse_foreign
@@ -66,13 +71,15 @@ def reduce_leaf(replicas: Replicas, op: ReduceOp, value: Any, axis: Axis, call: 
 def _reduce_slices(
     replicas: Replicas, op: ReduceOp, parts: Sequence[Any], axis: Axis, call: str
 ) -> IndexedSlices:
-    if axis is not None or replicas.collectives is not None:
-        where = "over an axis" if axis is not None else "with those of other processes"
+    if axis is not None:
         raise UnimplementedError(
-            f"{call}: IndexedSlices are not added {where}; make an array of them first, with "
+            f"{call}: IndexedSlices are not added over an axis; make an array of them first, with "
             "tf.convert_to_tensor"
         )
-    return add_slices(parts, replicas.total if op is ReduceOp.MEAN else 1)
+    rows = add_slices(parts, replicas.total if op is ReduceOp.MEAN else 1)
+    if replicas.collectives is None:
+        return rows
+    return add_slices(gather_slices(rows, replicas.collectives.gather), 1)
 
 
 def local_values(replicas: Replicas, value: Any, call: str) -> Sequence[Any] | None:

@@ -11,6 +11,7 @@ import penstock as tf
 from penstock.distribute.cluster_resolver import SimpleClusterResolver
 from penstock.distribute.multiworker import MultiWorkerMirroredStrategy
 from penstock.distribute.replica_context import get_replica_context
+from penstock.distribute.values.indexed_slices import IndexedSlices
 from penstock.tf.values import as_tensor
 
 ROWS, BATCH, RATE = 52, 8, 0.05
@@ -118,6 +119,41 @@ def reductions(strategy: Any) -> Any:
         "gather": numpy(strategy.gather(rows, axis=0)).tolist(),
         "large": numpy(strategy._replicas.collectives.all_reduce(large)).sum().tolist(),
     }
+
+
+def slices(strategy: Any) -> Any:
+    """Rows with their numbers: each replica gives as many as its number, worker 0 others."""
+
+    def rows(context: Any) -> IndexedSlices:
+        number = context.replica_id_in_sync_group
+        values = np.full((number, 1), number, np.float32)
+        return IndexedSlices(values, np.arange(number), np.array([4, 1]))
+
+    given = strategy.experimental_distribute_values_from_function(rows)
+    found = {op: strategy.reduce(op, given, axis=None) for op in ("SUM", "MEAN")}
+    return {
+        "sum": [np.ravel(found["SUM"].values).tolist(), np.asarray(found["SUM"].indices).tolist()],
+        "mean": np.ravel(found["MEAN"].values).tolist(),
+        "first": _rows_of_first(strategy),
+    }
+
+
+def _rows_of_first(strategy: Any) -> Any:
+    """The rows that a variable takes from the first replica of all, though every one gives some."""
+    with strategy.scope():
+        table = tf.Variable([0.0, 0.0, 0.0], aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA)
+    taken = []
+
+    def step() -> None:
+        context = get_replica_context()
+        number = context.replica_id_in_sync_group
+        rows = IndexedSlices(np.float32([number + 5]), np.array([number]))
+        context.merge_call(
+            lambda _, given: taken.append(table._aggregate_slices(given, "")), [rows]
+        )
+
+    strategy.run(step)
+    return [np.asarray(taken[0].values).tolist(), np.asarray(taken[0].indices).tolist()]
 
 
 def variables(strategy: Any) -> Any:

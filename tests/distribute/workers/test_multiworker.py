@@ -34,7 +34,9 @@ from penstock.errors import (
 from tests.distribute.workers import team_programs
 from tests.distribute.workers.team import MemberReport, addresses, run_processes, run_team
 
-PROGRAMS = "place train portions reductions tensors variables arrays disagreements again".split()
+PROGRAMS = (
+    "place train portions reductions slices tensors variables arrays disagreements again".split()
+)
 PAIR = Membership((Member("worker 0", "localhost:1"), Member("worker 1", "")), 1)
 
 
@@ -94,6 +96,13 @@ def test_reductions_span_all_workers(team: list[MemberReport]) -> None:
         assert found["mean0"] == pytest.approx((0 + 0 + 1 + 0 + 1 + 2) / 6)
         assert found["gather"] == [0.0, 0.0, 1.0, 0.0, 1.0, 2.0]
         assert found["large"] == 600 * (1 + 3)
+
+
+def test_rows_with_numbers_span_all_workers(team: list[MemberReport]) -> None:
+    for found in (one["slices"] for one in team):
+        assert found["sum"] == [[1.0, 2.0, 2.0, 3.0, 3.0, 3.0], [0, 0, 1, 0, 1, 2]]
+        assert found["mean"] == [0.25, 0.5, 0.5, 0.75, 0.75, 0.75]
+        assert found["first"] == [[5.0], [0]]
 
 
 def test_variables_start_equal_and_stay_so(team: list[MemberReport]) -> None:

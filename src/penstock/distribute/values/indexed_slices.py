@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -72,6 +72,17 @@ def add_slices(parts: Sequence[IndexedSlices], divisor: int) -> IndexedSlices:
         values=as_kind_of(first.values, values),
         indices=as_kind_of(first.indices, indices),
     )
+
+
+def gather_slices(
+    rows: IndexedSlices, gather: Callable[[Any], Sequence[Any]]
+) -> list[IndexedSlices]:
+    """Every process's rows, in the order of the workers, as the kind of array that these are."""
+    values, indices = gather(np.asarray(rows.values)), gather(np.asarray(rows.indices))
+    return [
+        replace(rows, values=as_kind_of(rows.values, one), indices=as_kind_of(rows.indices, where))
+        for one, where in zip(values, indices, strict=True)
+    ]
 
 
 def refuse_slices(values: Sequence[Any], call: str) -> None:

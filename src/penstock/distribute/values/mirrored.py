@@ -11,6 +11,7 @@ from penstock.distribute import replica_context
 from penstock.distribute.reduce import local_values, reduce_leaf
 from penstock.distribute.replicas import Replicas
 from penstock.distribute.strategy_options import ReduceOp
+from penstock.distribute.values.indexed_slices import gather_slices
 from penstock.distribute.values.operators import current_value
 from penstock.distribute.values.per_replica import DistributedValues, PerReplica, values_of
 from penstock.distribute.values.trees import container_of
@@ -152,7 +153,8 @@ class MirroredVariable(DistributedVariable):
         """The aggregate of the `IndexedSlices` that the replicas give."""
         given = local_values(self._replicas, value, call)
         if self._aggregation is ONLY_FIRST:
-            return value if given is None else given[0]
+            rows, collectives = value if given is None else given[0], self._replicas.collectives
+            return rows if collectives is None else gather_slices(rows, collectives.gather)[0]
         return reduce_leaf(self._replicas, _REDUCTIONS[self._aggregation], value, None, call)
 
     def _aggregate_common(self, value: Any, call: str) -> Any:
