@@ -89,14 +89,15 @@ class SimpleClusterResolver(_KnownCluster):
     def master(
         self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None
     ) -> str:
-        is_given = task_type is None and bool(self._master)
-        address = self._master if is_given else super().master(task_type, task_id)
-        layer = rpc_layer or self.rpc_layer
-        return f"{layer}://{address}" if layer else address
+        if task_type is None and self._master:
+            return self._with_layer(self._master, rpc_layer)
+        return super().master(task_type, task_id, rpc_layer)
 
 
 class TFConfigClusterResolver(_KnownCluster):
     """`TF_CONFIG`: JSON with `cluster` (addresses by job) and `task` (type and index).
+
+    `rpc_layer` may be there as well; arguments go before what is there.
 
     >>> config = '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 1}}'
     >>> resolver = TFConfigClusterResolver(environ={"TF_CONFIG": config})
@@ -108,6 +109,8 @@ class TFConfigClusterResolver(_KnownCluster):
         self,
         task_type: str | None = None,
         task_id: int | None = None,
+        rpc_layer: str | None = None,
+        environment: str | None = None,
         *,
         environ: Environment | None = None,
     ) -> None:
@@ -118,9 +121,16 @@ class TFConfigClusterResolver(_KnownCluster):
             raise InvalidTypeError(
                 f"TF_CONFIG: task must be a dict with type and index, got {task!r}"
             )
-        self.task_type = task_type if task_type is not None else task.get("type")
+        kind = task_type if task_type is not None else task.get("type")
+        self.task_type = None if kind is None else str(kind)
         index = task_id if task_id is not None else task.get("index")
         self.task_id = None if index is None else _number(str(index), "TF_CONFIG: task.index")
+        self.rpc_layer = config.get("rpc_layer") if rpc_layer is None else rpc_layer
+        self._environment = environment or ""
+
+    @property
+    def environment(self) -> str:
+        return self._environment
 
 
 def _tf_config(environ: Environment) -> dict[str, Any]:
@@ -162,26 +172,53 @@ class SlurmClusterResolver(_KnownCluster):
     Ports follow from the job's number, so that two jobs on one machine use different ports, unless
     `port_base` is given. Addresses other than worker 0's assume that Slurm placed tasks by blocks.
 
+    Args:
+        port_base: The port of the first task of a machine.
+        jobs: How many tasks each job has, such as {"chief": 1, "worker": 3}; the tasks are dealt
+            to the jobs in the order of their names.
+        tasks_per_node: How many tasks each machine has, where Slurm does not say it.
+        rpc_layer: The protocol that `master()` puts before the address.
+        gpus_per_node: Accepted as in TensorFlow, and ignored, as the next two: strategies divide
+            the GPUs of a machine among its tasks.
+
     >>> environ = {"SLURM_PROCID": "1", "SLURM_NTASKS": "3", "SLURM_STEP_NODELIST": "n[1-3]"}
     >>> SlurmClusterResolver(8888, environ=environ).cluster_spec()
     ClusterSpec({'worker': ['n1:8888', 'n2:8888', 'n3:8888']})
+    >>> resolver = SlurmClusterResolver(8888, jobs={"chief": 1, "worker": 2}, environ=environ)
+    >>> resolver.cluster_spec(), resolver.task_type, resolver.task_id
+    (ClusterSpec({'chief': ['n1:8888'], 'worker': ['n2:8888', 'n3:8888']}), 'worker', 0)
     """
 
-    task_type = "worker"
-
-    def __init__(self, port_base: int | None = None, *, environ: Environment | None = None) -> None:
+    def __init__(
+        self,
+        port_base: int | None = None,
+        *,
+        jobs: Mapping[str, int] | None = None,
+        tasks_per_node: int | None = None,
+        rpc_layer: str | None = None,
+        gpus_per_node: int | None = None,
+        gpus_per_task: int | None = None,
+        auto_set_gpu: bool = True,
+        environ: Environment | None = None,
+    ) -> None:
         given = os.environ if environ is None else environ
         count = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in given else "SLURM_NTASKS"
         rank, size, nodes = _require_variables(
             given, ("SLURM_PROCID", count, "SLURM_STEP_NODELIST"), "Slurm"
         )
         workers = _number(size, count)
-        self.task_id = _check_below(_number(rank, "SLURM_PROCID"), workers, "SLURM_PROCID", count)
+        own = _check_below(_number(rank, "SLURM_PROCID"), workers, "SLURM_PROCID", count)
         port = _slurm_port(given) if port_base is None else port_base
-        hosts, counts = expand_nodes(nodes), _tasks_per_node(given, workers, nodes)
+        hosts = expand_nodes(nodes)
+        counts = _tasks_per_node(given, workers, nodes, tasks_per_node)
         pairs = zip(hosts, counts, strict=True)
         tasks = [f"{host}:{port + task}" for host, many in pairs for task in range(many)]
-        self._spec = ClusterSpec({"worker": tasks})
+        dealt = _deal_tasks({"worker": workers} if jobs is None else jobs, tasks)
+        self._spec = ClusterSpec(dealt)
+        self.task_type, self.task_id = [
+            (job, index) for job in sorted(dealt) for index in range(len(dealt[job]))
+        ][own]
+        self.rpc_layer = rpc_layer
         self.local = self._read_local(given, counts)
 
     @staticmethod
@@ -198,9 +235,25 @@ def _slurm_port(environ: Environment) -> int:
     return SLURM_PORTS[job % len(SLURM_PORTS)]
 
 
-def _tasks_per_node(environ: Environment, workers: int, nodelist: str) -> list[int]:
+def _deal_tasks(jobs: Mapping[str, int], tasks: Sequence[str]) -> dict[str, list[str]]:
+    """The tasks of each job, in the order of the jobs' names."""
+    if sum(jobs.values()) != len(tasks):
+        raise DisagreementError(
+            f"SlurmClusterResolver: jobs={dict(jobs)!r} has {sum(jobs.values())} tasks, but Slurm "
+            f"has started {len(tasks)}; give each task a job"
+        )
+    left = iter(tasks)
+    return {job: list(itertools.islice(left, jobs[job])) for job in sorted(jobs)}
+
+
+def _tasks_per_node(
+    environ: Environment, workers: int, nodelist: str, stated: int | None
+) -> list[int]:
     nodes = len(expand_nodes(nodelist))
-    if "SLURM_STEP_TASKS_PER_NODE" in environ:
+    if stated is not None:
+        name = f"tasks_per_node={stated}"
+        counts = [stated] * nodes
+    elif "SLURM_STEP_TASKS_PER_NODE" in environ:
         name = "SLURM_STEP_TASKS_PER_NODE"
         counts = expand_counts(environ[name])
     else:

@@ -100,6 +100,30 @@ def test_slurm_counts_the_tasks_of_the_step() -> None:
     assert place(environ).workers == 3
 
 
+def test_tasks_of_slurm_may_be_dealt_to_jobs() -> None:
+    jobs = {"worker": 2, "chief": 1}
+    environ = {
+        name: SLURM[name] for name in ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_STEP_NODELIST")
+    }
+    environ["SLURM_STEP_NODELIST"] = "n[1-3]"
+    resolver = SlurmClusterResolver(
+        8888, jobs=jobs, tasks_per_node=1, rpc_layer="grpc", gpus_per_node=2, environ=environ
+    )
+    assert resolver.cluster_spec().as_dict() == {
+        "chief": ["n1:8888"],
+        "worker": ["n2:8888", "n3:8888"],
+    }
+    assert (resolver.task_type, resolver.task_id) == ("worker", 1)
+    assert resolver.master() == "grpc://n1:8888"
+    assert membership(resolver, "call").worker == 2
+    with pytest.raises(
+        DisagreementError, match=r"jobs={'worker': 2} has 2 tasks, but .* started 3"
+    ):
+        SlurmClusterResolver(jobs={"worker": 2}, environ=environ)
+    with pytest.raises(DisagreementError, match=r"tasks_per_node=2 gives \[2, 2, 2\] tasks, but"):
+        SlurmClusterResolver(tasks_per_node=2, environ=environ)
+
+
 def test_torchrun_inside_slurm_counts() -> None:
     assert place(TORCHRUN | SLURM).members[0] == Member("worker 0", "a:29500")
 
@@ -143,6 +167,42 @@ def test_cluster_specs() -> None:
     assert spec != ClusterSpec({})
     assert spec
     assert not ClusterSpec({})
+
+
+def test_a_cluster_may_name_some_tasks_only() -> None:
+    spec = ClusterSpec({"worker": {"2": "c:1", 0: "a:1"}})
+    assert spec.as_dict() == {"worker": {0: "a:1", 2: "c:1"}}
+    assert ClusterSpec(spec.as_dict()) == spec
+    assert spec.task_indices("worker") == [0, 2]
+    assert spec.job_tasks("worker") == ["a:1", None, "c:1"]
+    assert (spec.num_tasks("worker"), spec.task_address("worker", 2)) == (2, "c:1")
+    assert ClusterSpec({"worker": {1: "b:1", 0: "a:1"}}).as_dict() == {"worker": ["a:1", "b:1"]}
+    with pytest.raises(InvalidArgumentError, match=r"has 2 task\(s\), so no task 1"):
+        spec.task_address("worker", 1)
+    with pytest.raises(InvalidTypeError, match="a list of 'host:port', got {'one'"):
+        ClusterSpec({"worker": {"one": "a:1"}})
+    resolver = SimpleClusterResolver(spec, task_type="worker", task_id=2)
+    assert resolver.master() == "a:1"
+    with pytest.raises(InvalidArgumentError, match=r"names only the tasks \[0, 2\] of 'worker'"):
+        membership(resolver, "call")
+
+
+def test_tf_config_may_name_a_protocol() -> None:
+    text = json.dumps(
+        {
+            "cluster": {"worker": ["a:1", "b:1"]},
+            "rpc_layer": "grpc",
+            "task": {"type": 7, "index": 0},
+        }
+    )
+    resolver = TFConfigClusterResolver(environ={"TF_CONFIG": text})
+    assert (resolver.task_type, resolver.rpc_layer, resolver.environment) == ("7", "grpc", "")
+    assert resolver.master() == "grpc://a:1"
+    assert resolver.master("worker", 1, rpc_layer="own") == "own://b:1"
+    given = TFConfigClusterResolver("worker", 1, "own", "google", environ={"TF_CONFIG": text})
+    assert (given.rpc_layer, given.environment) == ("own", "google")
+    assert given.master() == "own://a:1"
+    assert TFConfigClusterResolver(environ={}).master(rpc_layer="grpc") == ""
 
 
 @pytest.mark.parametrize(

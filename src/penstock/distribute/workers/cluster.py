@@ -19,13 +19,16 @@ ALONE = "evaluator"
 
 
 class ClusterSpec:
-    """The addresses of the tasks of every job.
+    """The addresses of the tasks of every job: a list, or a dict by the tasks' numbers.
 
     >>> spec = ClusterSpec({"worker": ["a:1", "b:1"]})
     >>> spec.num_tasks("worker"), spec.task_address("worker", 1)
     (2, 'b:1')
     >>> spec.job_tasks("worker")
     ['a:1', 'b:1']
+    >>> part = ClusterSpec({"worker": {1: "b:1"}})
+    >>> part.task_indices("worker"), part.job_tasks("worker"), part
+    ([1], [None, 'b:1'], ClusterSpec({'worker': {1: 'b:1'}}))
     """
 
     def __init__(self, cluster: Any) -> None:
@@ -42,27 +45,36 @@ class ClusterSpec:
     def jobs(self) -> list[str]:
         return list(self._jobs)
 
-    def as_dict(self) -> dict[str, list[str]]:
-        return {job: list(tasks) for job, tasks in self._jobs.items()}
+    def as_dict(self) -> dict[str, Any]:
+        """The addresses as they can be given: a list where no task is missing, else a dict."""
+        return {job: _list_or_dict(tasks) for job, tasks in self._jobs.items()}
 
-    def job_tasks(self, job_name: str) -> list[str]:
-        """The addresses of a job's tasks."""
-        if job_name not in self._jobs:
-            raise InvalidArgumentError(
-                f"ClusterSpec: there is no job {job_name!r}, only {self.jobs}; name one of them"
-            )
-        return list(self._jobs[job_name])
+    def task_indices(self, job_name: str) -> list[int]:
+        """The numbers of a job's tasks, in order."""
+        return list(self._tasks_of(job_name))
+
+    def job_tasks(self, job_name: str) -> list[str | None]:
+        """The addresses of a job's tasks; None for a task that the cluster does not name."""
+        tasks = self._tasks_of(job_name)
+        return [tasks.get(index) for index in range(max(tasks, default=-1) + 1)]
 
     def num_tasks(self, job_name: str) -> int:
-        return len(self.job_tasks(job_name))
+        return len(self._tasks_of(job_name))
 
     def task_address(self, job_name: str, task_index: int) -> str:
-        tasks = self.job_tasks(job_name)
-        if not 0 <= task_index < len(tasks):
+        tasks = self._tasks_of(job_name)
+        if task_index not in tasks:
             raise InvalidArgumentError(
                 f"ClusterSpec: job {job_name!r} has {len(tasks)} task(s), so no task {task_index}"
             )
         return tasks[task_index]
+
+    def _tasks_of(self, job_name: str) -> dict[int, str]:
+        if job_name not in self._jobs:
+            raise InvalidArgumentError(
+                f"ClusterSpec: there is no job {job_name!r}, only {self.jobs}; name one of them"
+            )
+        return self._jobs[job_name]
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ClusterSpec) and self._jobs == other._jobs
@@ -73,15 +85,29 @@ class ClusterSpec:
         return bool(self._jobs)
 
     def __repr__(self) -> str:
-        return f"ClusterSpec({self._jobs})"
+        return f"ClusterSpec({self.as_dict()})"
 
 
-def _addresses(job: object, tasks: Any) -> list[str]:
-    if not isinstance(tasks, list | tuple) or not all(isinstance(task, str) for task in tasks):
+def _addresses(job: object, tasks: Any) -> dict[int, str]:
+    """The addresses by the tasks' numbers, in their order."""
+    named = tasks
+    if isinstance(tasks, list | tuple):
+        named = dict(enumerate(tasks))
+    if not isinstance(named, Mapping) or not all(map(_is_task, named.items())):
         raise InvalidTypeError(
             f"ClusterSpec: job {job!r} must be a list of 'host:port', got {tasks!r}"
         )
-    return list(tasks)
+    numbered = {int(index): address for index, address in named.items()}
+    return dict(sorted(numbered.items()))
+
+
+def _is_task(task: tuple[Any, Any]) -> bool:
+    index, address = task
+    return str(index).isdigit() and isinstance(address, str)
+
+
+def _list_or_dict(tasks: dict[int, str]) -> list[str] | dict[int, str]:
+    return list(tasks.values()) if list(tasks) == list(range(len(tasks))) else dict(tasks)
 
 
 class ClusterResolver(ABC):
@@ -99,6 +125,8 @@ class ClusterResolver(ABC):
 
     task_type: str | None = None
     task_id: int | None = None
+    rpc_layer: str | None = None
+    """The protocol that `master()` puts before the address, as in "grpc://a:1"."""
     local: tuple[int, int] | None = None
     """The number of this process on its machine and their count; None if not known."""
 
@@ -112,9 +140,15 @@ class ClusterResolver(ABC):
         """The address of a task; by default of worker 0, to which all connect ("" if alone)."""
         spec = self.cluster_spec()
         if task_type is not None:
-            return spec.task_address(task_type, task_id or 0)
-        members = list_members(spec)
-        return members[0].address if members else ""
+            address = spec.task_address(task_type, task_id or 0)
+        else:
+            members = list_members(spec)
+            address = members[0].address if members else ""
+        return self._with_layer(address, rpc_layer)
+
+    def _with_layer(self, address: str, rpc_layer: str | None) -> str:
+        layer = rpc_layer or self.rpc_layer
+        return f"{layer}://{address}" if layer and address else address
 
     def num_accelerators(
         self,
@@ -178,6 +212,7 @@ def membership(resolver: ClusterResolver, call: str) -> Membership:
             "train together (there are no parameter servers); leave them out"
         )
     members = list_members(spec)
+    _check_complete(spec, call)
     worker = _position(members, resolver, call)
     if len(members) > 1:
         _check_address(members[0], call)
@@ -187,10 +222,20 @@ def membership(resolver: ClusterResolver, call: str) -> Membership:
 def list_members(spec: ClusterSpec) -> tuple[Member, ...]:
     """The processes that train together, in the order of their worker numbers."""
     return tuple(
-        Member(f"{job} {index}", address)
+        Member(f"{job} {index}", address or "")
         for job in TRAINING
-        for index, address in enumerate(spec.as_dict().get(job, ()))
+        if job in spec.jobs
+        for index, address in enumerate(spec.job_tasks(job))
     )
+
+
+def _check_complete(spec: ClusterSpec, call: str) -> None:
+    for job in spec.jobs:
+        if spec.num_tasks(job) != len(spec.job_tasks(job)):
+            raise InvalidArgumentError(
+                f"{call}: the cluster names only the tasks {spec.task_indices(job)} of {job!r}; "
+                "name every task, from 0"
+            )
 
 
 def _position(members: Sequence[Member], resolver: ClusterResolver, call: str) -> int:
