@@ -172,6 +172,10 @@ def test_large_numbers_of_a_list_may_be_floats() -> None:
 
 def test_a_range_is_an_array() -> None:
     assert as_value(range(3)).tolist() == [0, 1, 2]
+    assert as_value(range(0)).dtype == as_value(range(3)).dtype == np.int32
+    assert as_value(range(0), np.float64).dtype == np.float64
+    some = Dataset.range(3).flat_map(lambda x: Dataset.from_tensor_slices(range(x)))
+    assert [int(number) for number in some] == [0, 0, 1]
     assert as_value(range(3)).dtype == np.int32
     assert as_value([range(2), range(2)]).tolist() == [[0, 1], [0, 1]]
     assert as_value(range(2), np.float64).tolist() == [0.0, 1.0]

@@ -148,6 +148,8 @@ def _from_list(value: list[Any] | tuple[Any, ...] | range, wanted: DType | None 
     It has one of TensorFlow's dtypes if no number is NumPy's, and if it will not be converted to
     one that is `wanted`.
     """
+    if isinstance(value, range) and not value and wanted is None:
+        return np.zeros(0, np.int32)  # Also empty, a range is one of integers.
     kinds = strings.kinds(value)
     if kinds and all(hasattr(kind, "__plan__") for kind in kinds):
         return _stack_datasets(value)
