@@ -27,8 +27,8 @@ class ClusterSpec:
     >>> spec.job_tasks("worker")
     ['a:1', 'b:1']
     >>> part = ClusterSpec({"worker": {1: "b:1"}})
-    >>> part.task_indices("worker"), part.job_tasks("worker"), part
-    ([1], [None, 'b:1'], ClusterSpec({'worker': {1: 'b:1'}}))
+    >>> part.task_indices("worker"), part.job_tasks("worker"), part.as_dict()
+    ([1], [None, 'b:1'], {'worker': {1: 'b:1'}})
     """
 
     def __init__(self, cluster: Any) -> None:
