@@ -61,7 +61,7 @@ def reachable_host(host: str) -> str:
     return platform.node() if host in ("", "0.0.0.0", "::") else host
 
 
-def join_address(host: str, port: int) -> str:
+def join_address(host: str, port: int | str) -> str:
     """`host:port`, with brackets around an IPv6 address."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 

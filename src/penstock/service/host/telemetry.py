@@ -32,7 +32,7 @@ from penstock.engine.contract import Stream
 from penstock.engine.figures import Figures, FigureTree
 from penstock.engine.meters import Meter, Meters
 from penstock.errors import InvalidArgumentError, OpError
-from penstock.plan.nodes import Branch, Node, Tail, Take
+from penstock.plan.nodes import Branch, Node, Tail, Take, walk_plan
 from penstock.service.logic.feeds import Ask, Feed
 from penstock.service.protocol.messages import Plain, WorkStatus
 from penstock.version import VERSION
@@ -393,7 +393,7 @@ class _Opening:
 
     def show_as_written(self, written: Node) -> None:
         """Shows what a user has written instead of what bounds it to a piece or to a request."""
-        known = set(_walk_ids(written))
+        known = set(map(id, walk_plan(written)))
         for _, meter in self.meters.walk(self.plan):
             if isinstance(meter.node, Node):
                 shown = _find_shown(meter.node, known)
@@ -453,12 +453,6 @@ class OpenedMeters:
         for rows in taken:
             tree.add(rows)
         return tuple(tree.rows())
-
-
-def _walk_ids(node: Node) -> Iterator[int]:
-    yield id(node)
-    for part in node.inputs:
-        yield from _walk_ids(part)
 
 
 def _find_shown(node: Node, known: set[int]) -> Node:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import socket
 import threading
 import uuid
 from collections.abc import Callable
@@ -37,7 +36,7 @@ from penstock.service.host.runtime import MACHINE, Runtime
 from penstock.service.host.security import Security
 from penstock.service.host.server_setup import Lifecycle, WorkerConfig, check_worker, seconds
 from penstock.service.host.services import Session, greeting, python_version
-from penstock.service.host.sockets import join_address, split_address
+from penstock.service.host.sockets import join_address, reachable_host, split_address
 from penstock.service.host.tasks import Tasks
 from penstock.service.host.worker_streams import WorkerStopsError
 from penstock.service.protocol import timing
@@ -170,7 +169,9 @@ class Worker(Lifecycle):
 
     def _info(self, transfers: dict[str, str]) -> WorkerInfo:
         config, port = self._config, str(split_address(transfers["tcp"])[1])
-        address = (config.worker_address or _reachable_address(config.host)).replace("%port%", port)
+        address = join_address(reachable_host(config.host), port)
+        if config.worker_address:
+            address = config.worker_address.replace("%port%", port)
         data = (config.data_transfer_address or "").replace("%port%", port)
         offered = {**transfers, "tcp": data.replace("%dts_port%", port) or address}
         if config.data_transfer_protocol in ("tcp", "shm"):  # "grpc" leaves the choice to clients.
@@ -269,13 +270,6 @@ def _connect_to(security: Security, info: WorkerInfo, work: Work) -> Connection:
 def _environment_of_plans(environment: Callable[[], Environment], home: Session) -> Environment:
     """The environment of a plan on a worker: it reads other datasets from the same service."""
     return replace(environment(), connect=partial(connect, home=home))
-
-
-def _reachable_address(host: str) -> str:
-    """Returns the address under which clients reach a worker that listens on `host`."""
-    if host in ("0.0.0.0", "::"):
-        host = socket.gethostname()
-    return f"[{host}]:%port%" if ":" in host else f"{host}:%port%"
 
 
 class RunningWorker:
