@@ -22,7 +22,7 @@ from penstock.service.logic.client import Reading, claims_of, merge_states
 from penstock.service.logic.feeds import DEPTH, NOWHERE, Ask, Failure, Feed, Limits
 from penstock.service.logic.fetching import Fetcher
 from penstock.service.logic.orders import LeaseOrder, RoundRobinOrder, SequentialOrder
-from penstock.service.protocol.data_messages import LARGE_STATE, Mark
+from penstock.service.protocol.data_messages import LARGE_STATE, Done, Mark
 from penstock.service.protocol.messages import (
     Grant,
     LeaseReply,
@@ -92,7 +92,7 @@ class Crew:
             reader.arrive(ask.request, ask.at, Elements(ask.feed.stream, ask.at, stop), 0.0)
         if stop >= min(ask.stop, length):
             queue.pop(0)
-            reader.done(ask.request, length if length < ask.stop else None)
+            reader.done(Done(ask.request, length if length < ask.stop else None))
 
 
 def open_reply(form: str, streams: int, **more: Any) -> OpenIterationReply:
@@ -162,7 +162,7 @@ class Parts(Crew):
             reader.arrive(ask.request, ask.at, rows, 0.0, began)
         if stop >= min(ask.stop, length):
             queue.pop(0)
-            reader.done(ask.request, length if length < ask.stop else None, began, ended)
+            reader.done(Done(ask.request, length if length < ask.stop else None, began, ended))
 
 
 @examples(150)
@@ -264,7 +264,7 @@ def test_a_failure_takes_its_place() -> None:
     ask = reading.fetcher.asks()[0]
     error = ValueError("no")
     reading.fetcher.arrive(ask.request, 0, Failure(error))
-    reading.fetcher.done(ask.request, None)
+    reading.fetcher.done(Done(ask.request))
     taken = reading.take(5, 0.0)
     assert isinstance(taken, Failure)
     assert taken.error is error
@@ -312,7 +312,7 @@ def test_requests_to_other_workers_are_sent_before_an_error_is_raised() -> None:
     reader.join("a")
     first, second, _ = reader.asks()
     reader.refuse(second.request, NotFoundError("not on a"), elsewhere=True)
-    reader.done(first.request, None)
+    reader.done(Done(first.request))
     assert [(ask.feed.stream, ask.start) for ask in reader.asks()] == [(0, 0)]
     with pytest.raises(NotFoundError, match="not on a"):
         reader.asks()
@@ -378,13 +378,13 @@ def test_a_lease_behind_the_end_of_its_stream_is_not_what_comes_next() -> None:
     assert reading.sure() == 0
     for ask in reading.fetcher.asks():
         assert ask.feed.stream == 0
-        reading.fetcher.done(ask.request, 3)
+        reading.fetcher.done(Done(ask.request, 3))
     assert reading.sure() == 0
     ask = reading.fetcher.asks()[0]
     reading.fetcher.arrive(ask.request, 0, Elements(1, 0, 1))
     assert reading.sure() == 1
     assert reading.state()["held"] == [[1, 0, 9]]
-    reading.fetcher.done(ask.request, 2)
+    reading.fetcher.done(Done(ask.request, 2))
     assert reading.sure() == 2
 
 
@@ -510,10 +510,10 @@ def test_what_a_leaving_worker_hands_back_is_asked_for_at_once() -> None:
         assert first is not None
         assert first.start == start
         reader.arrive(first.request, start, Elements(0, start, start + 1))
-        reader.done(first.request, None)
+        reader.done(Done(first.request))
     assert reader.take(9) is None, "the leaving worker makes the first element"
     reader.arrive(asks["u"][0].request, 0, Elements(0, 0, 1))
-    reader.done(asks["u"][0].request, None)
+    reader.done(Done(asks["u"][0].request))
     found: list[tuple[int, int]] = []
     while (taken := reader.take(9)) is not None:
         assert isinstance(taken[2], Elements)
@@ -540,7 +540,7 @@ def test_a_stream_that_moves_comes_before_later_streams() -> None:
             came = Elements(first.turn, first.start, min(first.stop, length))
             found += came.addresses
             reader.arrive(first.request, first.start, came)
-        reader.done(first.request, length if first.stop >= length else None)
+        reader.done(Done(first.request, length if first.stop >= length else None))
         while reader.take(9) is not None:
             pass
         reader.asks()
@@ -556,7 +556,7 @@ def test_a_stream_moves_with_the_mark_behind_the_last_element() -> None:
     reader.join("v")
     [first] = reader.asks()
     reader.arrive(first.request, 0, Elements(0, 0, 1))
-    reader.done(first.request, None)
+    reader.done(Done(first.request))
     second, *others = reader.asks()
     assert {ask.worker for ask in (second, *others)} == {"u"}
     for ask in others:
@@ -564,7 +564,7 @@ def test_a_stream_moves_with_the_mark_behind_the_last_element() -> None:
     assert reader.asks() == [], "it waits for the mark"
     reader.arrive(second.request, 1, Elements(0, 1, 2))
     reader.mark(second.request, mark := Mark(2, b"state"))
-    reader.done(second.request, None)
+    reader.done(Done(second.request))
     again = reader.asks()
     assert [(ask.worker, ask.start) for ask in again] == [("v", 2), ("v", 3), ("v", 4), ("v", 5)]
     assert {ask.mark for ask in again} == {mark}
@@ -584,7 +584,7 @@ def test_later_leases_of_a_stream_wait_for_its_mark_too() -> None:
     assert reader.asks() == [], "it waits for the mark"
     reader.arrive(first.request, 0, Elements(0, 0, 1))
     reader.mark(first.request, mark := Mark(1, b"state"))
-    reader.done(first.request, None)
+    reader.done(Done(first.request))
     again = reader.asks()
     assert [(ask.worker, ask.start) for ask in again] == [("v", 1), ("v", 2), ("v", 3)]
     assert {ask.mark for ask in again} == {mark}
@@ -599,7 +599,7 @@ def test_a_large_mark_moves_once_and_only_to_a_worker_that_reads() -> None:
     reader.arrive(first.request, 0, Elements(0, 0, 1))
     reader.mark(first.request, small := Mark(0, b"state"))
     reader.mark(first.request, large := Mark(1, bytes(LARGE_STATE + 1)))
-    reader.done(first.request, None)
+    reader.done(Done(first.request))
     for worker, following in (("u", "v"), ("v", "w")):  # Also if "v" is lost before it answers.
         reader.join(following)
         reader.lose(worker)
@@ -620,7 +620,7 @@ def read_with(*workers: str) -> tuple[Fetcher, list[Ask]]:
     [first] = reader.asks()
     reader.arrive(first.request, 0, Elements(0, 0, 1))
     reader.mark(first.request, Mark(0, b"small"))
-    reader.done(first.request, None)
+    reader.done(Done(first.request))
     return reader, reader.asks()
 
 
@@ -629,7 +629,7 @@ def test_a_leaving_worker_is_asked_for_more_of_a_stream_whose_state_moves() -> N
     reader.leaving.add("u")
     reader.begin_move(asks[0].feed, "u")
     reader.arrive(asks[0].request, 1, Elements(0, 1, 2))
-    reader.done(asks[0].request, None)
+    reader.done(Done(asks[0].request))
     [more] = reader.asks()
     assert (more.worker, more.start) == ("u", 5)
 
@@ -645,7 +645,7 @@ def test_the_worker_that_has_the_state_of_a_stream_continues_it(told: str) -> No
         reader.mark(asks[0].request, moved)
     else:
         reader.end_move(asks[0].feed, moved)
-    reader.done(asks[0].request, None)
+    reader.done(Done(asks[0].request))
     assert reader.asks() == [], "the leaving worker has not refused the rest yet"
     for ask in asks[1:]:
         reader.refuse(ask.request, UnavailableError("it stops"), elsewhere=True)
@@ -667,13 +667,13 @@ def test_a_leaving_worker_is_asked_for_what_it_has_made_for_other_consumers() ->
     reader.begin_move(asks[0].feed, "u")
     for ask in asks:
         reader.arrive(ask.request, ask.start, Elements(0, ask.start, ask.stop))
-        reader.done(ask.request, None)
+        reader.done(Done(ask.request))
     reader.end_move(asks[0].feed, Mark(7, b"", "v"), "u")
     behind = reader.asks()
     assert [(ask.worker, ask.start, ask.stop) for ask in behind] == [("u", 5, 6), ("u", 6, 7)]
     for ask in behind:
         reader.arrive(ask.request, ask.start, Elements(0, ask.start, ask.stop))
-        reader.done(ask.request, None)
+        reader.done(Done(ask.request))
     assert {(ask.worker, ask.start >= 7) for ask in reader.asks()} == {("v", True)}
 
 
@@ -691,13 +691,13 @@ def test_a_consumer_requests_what_a_leaving_worker_keeps_before_it_reads_a_reply
     [first, second] = reader.asks()
     for ask in (first, second):
         reader.arrive(ask.request, 0, Elements(ask.feed.stream, 0, 1))
-        reader.done(ask.request, None)
+        reader.done(Done(ask.request))
     requested = reader.asks()
     assert sorted(ask.worker for ask in requested) == [*DEPTH * "u", *DEPTH * "v"]
     for ask in requested[waiting:]:
         if ask.worker == "u":
             reader.arrive(ask.request, ask.start, Elements(0, ask.start, ask.stop))
-            reader.done(ask.request, None)
+            reader.done(Done(ask.request))
     reader.leaving.add("u")
     reader.end_move(first.feed, Mark(1000, b"", "v"), "u")
     [made] = [ask for ask in reader.asks() if ask.worker == "u"]
@@ -710,7 +710,7 @@ def test_what_a_leaving_worker_no_longer_has_is_asked_of_its_successor() -> None
     reader.begin_move(asks[0].feed, "u")
     for ask in asks:
         reader.arrive(ask.request, ask.start, Elements(0, ask.start, ask.stop))
-        reader.done(ask.request, None)
+        reader.done(Done(ask.request))
     reader.end_move(asks[0].feed, Mark(7, b"", "v"), "u")
     behind = reader.asks()
     for ask in behind:
@@ -763,7 +763,7 @@ def test_a_small_state_is_sent_to_the_worker_that_continues() -> None:
     reader.begin_move(asks[0].feed, "u")
     reader.arrive(asks[0].request, 1, Elements(0, 1, 2))
     reader.mark(asks[0].request, Mark(2, b"last", "w"))
-    reader.done(asks[0].request, None)
+    reader.done(Done(asks[0].request))
     for ask in asks[1:]:
         reader.refuse(ask.request, UnavailableError("it stops"), elsewhere=True)
     again = reader.asks()
@@ -795,7 +795,7 @@ def test_a_crash_is_blamed_on_what_the_worker_was_making() -> None:
     reader.asks()
     first = asks["v"][0]
     reader.arrive(first.request, 1, Elements(0, 1, 2))
-    reader.done(first.request, None)
+    reader.done(Done(first.request))
     reader.lose("v", broken=True)
     assert first.feed.crashed_at == {0: "v"}
 
@@ -833,7 +833,7 @@ def test_silence_is_borne_longer_each_time_the_same_elements_are_asked_for() -> 
     reader.join("a")
     [ask] = reader.asks()
     reader.arrive(ask.request, 0, Elements(0, 0, 1), 0.0)
-    reader.done(ask.request, None)
+    reader.done(Done(ask.request))
     assert reading.take(1, 0.0) is not None
     [ask] = reader.asks()
     assert reader.patience("a", 10.0) == 10.0

@@ -8,6 +8,7 @@ from penstock.errors import DataLossError, NotFoundError, UnavailableError
 from penstock.service.logic.feeds import Failure, Feed, Limits
 from penstock.service.logic.fetching import Fetcher
 from penstock.service.logic.orders import RoundRobinOrder, SequentialOrder
+from penstock.service.protocol.data_messages import Done
 
 
 class Rows(list):
@@ -59,7 +60,7 @@ def test_a_stream_that_may_be_short_is_asked_for_once() -> None:
     asked = reader.asks()
     assert [(ask.feed.stream, ask.start) for ask in asked] == [(0, 0), (1, 0)]
     reader.arrive(asked[0].request, 0, rows(0, 1))
-    reader.done(asked[0].request, None)
+    reader.done(Done(asked[0].request))
     # The stream has moved, so the request for the next stream does not count.
     starts = [(ask.feed.stream, ask.start) for ask in reader.asks()]
     assert starts == [(0, 1), (0, 3), (0, 5), (0, 7)]
@@ -118,7 +119,7 @@ def answer(reader: Fetcher, but: int = -1) -> None:
     for ask in reader.asks():
         if ask.start != but:
             reader.arrive(ask.request, ask.start, rows(ask.start, ask.stop))
-            reader.done(ask.request, 6 if ask.stop >= 6 else None)
+            reader.done(Done(ask.request, 6 if ask.stop >= 6 else None))
 
 
 def test_what_a_state_had_pledged_comes_first() -> None:

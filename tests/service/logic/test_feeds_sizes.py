@@ -9,6 +9,7 @@ import pytest
 from penstock.service.logic.feeds import Ask, Limits
 from penstock.service.logic.fetching import Fetcher
 from penstock.service.logic.orders import SequentialOrder
+from penstock.service.protocol.data_messages import Done
 
 MB = 1 << 20
 
@@ -55,7 +56,7 @@ class Crew:
             for queue in busy:
                 ask = queue.popleft()
                 self.reader.arrive(ask.request, ask.start, Batch(self.nbytes), 1.0)
-                self.reader.done(ask.request, None)
+                self.reader.done(Done(ask.request))
             for _ in range(take):
                 if self.reader.take(1) is None:
                     break

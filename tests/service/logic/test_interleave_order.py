@@ -16,6 +16,7 @@ from penstock.service.logic.client import Reading
 from penstock.service.logic.feeds import Ask, Failure, Limits
 from penstock.service.logic.fetching import Fetcher
 from penstock.service.logic.interleave_order import InputFeed, PlacedChunk
+from penstock.service.protocol.data_messages import Done
 from penstock.service.protocol.messages import OpenIterationReply, Work
 
 Input = list[list[str]] | None
@@ -111,7 +112,7 @@ class Crew:
             queue.pop(0)
             ends = len(elements) <= ask.stop
             length = len(elements) if ends else None
-            reader.done(ask.request, length, None, None, lengths if ends else None)
+            reader.done(Done(ask.request, length, None, None, lengths if ends else None))
 
     def send(self, reader: Fetcher, ask: Ask, elements: list[tuple[int, str]]) -> None:
         """Sends rows up to a failure, or one failure."""

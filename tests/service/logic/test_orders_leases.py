@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from penstock.plan.shape import Shape
 from penstock.service.logic.client import Reading, claims_of
 from penstock.service.logic.feeds import Limits
+from penstock.service.protocol.data_messages import Done
 from penstock.service.protocol.messages import (
     Grant,
     LeaseReply,
@@ -144,7 +145,7 @@ def answer(reading: Reading, stream: int, count: int, length: int | None = None)
         stop = min(ask.stop, count)
         if ask.feed.stream == stream and ask.at < stop:
             reading.fetcher.arrive(ask.request, ask.at, Elements(stream, ask.at, stop))
-        reading.fetcher.done(ask.request, length if ask.feed.stream == stream else None)
+        reading.fetcher.done(Done(ask.request, length if ask.feed.stream == stream else None))
 
 
 def test_what_follows_a_lease_is_made_but_not_handed_out() -> None:

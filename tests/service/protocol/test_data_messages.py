@@ -7,10 +7,10 @@ import pytest
 from penstock import errors
 from penstock.errors import InvalidArgumentError, NotFoundError, OpError, UnknownError
 from penstock.service.protocol.data_messages import (
+    Failed,
     fault_of,
     from_failed,
     from_impossible,
-    to_failed,
     to_impossible,
 )
 
@@ -23,7 +23,7 @@ def catch_error(error: BaseException) -> BaseException:
 
 
 def send_error(error: BaseException) -> OpError:
-    return from_failed(to_failed(3, 17, fault_of(catch_error(error), "host:1")))
+    return from_failed(Failed(3, 17, **vars(fault_of(catch_error(error), "host:1"))))
 
 
 def test_an_error_comes_back_as_what_it_was():
@@ -94,7 +94,7 @@ def test_a_foreign_class_becomes_the_nearest_of_ours():
 
 @pytest.mark.parametrize("kind", ["NoSuchError", "kind_of", "_KINDS", "__builtins__", ""])
 def test_an_unknown_class_is_an_unknown_error(kind):
-    failed = to_failed(1, 2, fault_of(ValueError("x"), "host:1"))
+    failed = Failed(1, 2, **vars(fault_of(ValueError("x"), "host:1")))
     renamed = type(failed)(1, 2, kind, failed.message)
     assert type(from_failed(renamed)) is UnknownError
     assert not hasattr(from_failed(renamed), "__notes__")

@@ -351,14 +351,7 @@ class Deliveries:
     def _process_end(self, link: Link, done: Done) -> None:
         """Closes the worker's task if the worker will be asked for nothing more of a stream."""
         self._note_figures(link, done)
-        feed = self._fetcher.done(
-            done.request,
-            length=done.length,
-            began=done.began,
-            ended=done.ended,
-            lengths=done.lengths,
-            used=done.used,
-        )
+        feed = self._fetcher.done(done)
         if feed is not None and self.work.form == Form.SPLIT:
             link.close_task(self._work_of(feed))
 

@@ -44,6 +44,7 @@ from penstock.service.protocol.data_messages import (
     AddState,
     CloseTask,
     Done,
+    Failed,
     Fetch,
     Impossible,
     Mark,
@@ -52,7 +53,6 @@ from penstock.service.protocol.data_messages import (
     Progress,
     ToClient,
     ToWorker,
-    to_failed,
     to_impossible,
 )
 from penstock.service.protocol.messages import Work, WorkerInfo
@@ -501,8 +501,13 @@ class FetchServer:
             self._owner.traffic.add(elements=len(part.chunk), nbytes=size)
         else:
             own = figures(part.ordinal + 1)
-            failed = to_failed(
-                request, part.ordinal, part.fault, began=began, place=part.place, operators=own
+            failed = Failed(
+                request=request,
+                ordinal=part.ordinal,
+                began=began,
+                place=part.place,
+                operators=own,
+                **vars(part.fault),
             )
             with self._note_sending():
                 self._connection.send(failed)

@@ -28,7 +28,7 @@ from penstock.service.logic.feeds import (
 )
 from penstock.service.logic.interleave_order import InputFeed, InterleaveOrder, PlacedChunk
 from penstock.service.logic.orders import LeaseOrder, RoundRobinOrder, SequentialOrder
-from penstock.service.protocol.data_messages import LARGE_STATE, MOST_STATE, Mark
+from penstock.service.protocol.data_messages import LARGE_STATE, MOST_STATE, Done, Mark
 
 Order = SequentialOrder | RoundRobinOrder | LeaseOrder | InterleaveOrder
 
@@ -492,20 +492,12 @@ class Fetcher:
         else:
             ask.feed.add_mark(mark)
 
-    def done(
-        self,
-        request: int,
-        length: int | None,
-        began: int | None = None,
-        ended: int | None = None,
-        lengths: tuple[int, ...] | None = None,
-        used: dict[str, int] | None = None,
-    ) -> Feed | None:
-        """Notes that a worker has answered a request in full; `length` if the stream ends there.
+    def done(self, answered: Done) -> Feed | None:
+        """Notes that a worker has answered a request in full.
 
         Returns the feed if the worker will be asked for nothing more of it.
         """
-        ask = self._asks.pop(request, None)
+        ask = self._asks.pop(answered.request, None)
         if ask is None:
             return None
         self.hungry = True
@@ -514,16 +506,16 @@ class Fetcher:
             self._workers[ask.worker] -= 1
         if ask.feed.void:
             return None
-        ask.feed.note_part(began)
-        if length is not None:
-            self._end_stream(ask.feed, length)
-            ask.feed.used = used
-            ask.feed.note_part(began, ended)
+        ask.feed.note_part(answered.began)
+        if answered.length is not None:
+            self._end_stream(ask.feed, answered.length)
+            ask.feed.used = answered.used
+            ask.feed.note_part(answered.began, answered.ended)
         self._note_progress(ask)
         if isinstance(self.order, InterleaveOrder):
             assert isinstance(ask.feed, InputFeed)
             short = self.sizes.whole // 2 if self.sizes.element_bytes else SHORT
-            self.order.done(ask.feed, lengths if length is not None else None, short)
+            self.order.done(ask.feed, None if answered.length is None else answered.lengths, short)
         return ask.feed if self._is_complete(ask.feed) else None
 
     def _end_stream(self, feed: Feed, length: int) -> None:
@@ -559,7 +551,7 @@ class Fetcher:
             self.end_move(ask.feed)
         else:
             ask.feed.refused[ask.worker] = error
-        self.done(request, None)
+        self.done(Done(request))
 
     def _fail_input(self, ask: Ask, feed: InputFeed, failure: Failure) -> None:
         """Handles an element of an input that no worker can compute.

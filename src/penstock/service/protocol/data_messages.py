@@ -286,7 +286,7 @@ _ELSEWHERE = (
 
 @dataclass(frozen=True)
 class Fault:
-    """An exception as text, without references to frames."""
+    """An exception as text, without references to frames; `Failed` has the same fields."""
 
     kind: str
     message: str
@@ -360,29 +360,6 @@ def _cause_of(error: BaseException) -> tuple[str, str]:
     arguments = cause.args
     text = arguments[0] if len(arguments) == 1 and isinstance(arguments[0], str) else str(cause)
     return type(cause).__name__, _shorten_text(text)
-
-
-def to_failed(
-    request: int,
-    ordinal: int,
-    fault: Fault,
-    began: int | None = None,
-    place: int | None = None,
-    operators: tuple[Figures, ...] = (),
-) -> Failed:
-    """Returns the message for one element that could not be computed."""
-    return Failed(
-        request=request,
-        ordinal=ordinal,
-        kind=fault.kind,
-        message=fault.message,
-        remote=fault.remote,
-        cause=fault.cause,
-        began=began,
-        place=place,
-        counted=fault.counted,
-        operators=operators,
-    )
 
 
 def from_failed(failed: Failed) -> OpError:
