@@ -9,11 +9,16 @@ import pytest
 from penstock.errors import FailedPreconditionError, UnavailableError
 from penstock.service.host.data_client import Links
 from penstock.service.host.runtime import Bell, Runtime
+from penstock.service.logic.feeds import Ask, Feed
 from penstock.service.protocol.data_messages import MOST_STATE, CloseTask, Fetch, OpenTask
 from penstock.service.protocol.messages import Work, WorkerInfo
 from tests.integration.clusters import until
 
 WORK = Work("digest", "dispatcher/1", "split", 3, 5, 7, (0,))
+
+
+def asking(request, start, stop):
+    return Ask(request, "a", Feed(3), start, stop, mark=None, at=start)
 
 
 def info(name):
@@ -170,8 +175,8 @@ def test_a_connection_that_comes_after_the_end_is_closed(exchange):
 def test_tasks_are_opened_once_and_numbered(links, exchange):
     connect_links(links, "a")
     link, sent = links["a"], exchange.lines["a"].sent
-    link.fetch(1, WORK, start=0, stop=5, mark=None)
-    link.fetch(2, WORK, start=5, stop=9, mark=None)
+    link.fetch(asking(1, 0, 5), WORK)
+    link.fetch(asking(2, 5, 9), WORK)
     [opening, first, second] = sent
     assert opening == OpenTask(first.task, WORK)
     fetch = partial(Fetch, task=first.task, most_state=MOST_STATE)
@@ -180,7 +185,7 @@ def test_tasks_are_opened_once_and_numbered(links, exchange):
     link.close_task(WORK)
     link.close_task(WORK)
     assert sent[3:] == []
-    link.fetch(3, WORK, start=9, stop=10, mark=None)
+    link.fetch(asking(3, 9, 10), WORK)
     assert sent[3] == CloseTask(first.task)
     assert isinstance(sent[4], OpenTask)
     assert sent[4].task != first.task
@@ -198,7 +203,7 @@ def test_a_worker_that_leaves_stays_connected_until_its_last_answer(links, excha
     """The dispatcher removed the worker from the list; its current element is not made again."""
     connect_links(links, "a", "b", "c")
     for number, name in enumerate("abc"):
-        links[name].fetch(number, WORK, start=number, stop=number + 1, mark=None)
+        links[name].fetch(asking(number, number, number + 1), WORK)
         links[name].in_use = True
     links["a"].leaves = True
     links.abort_others([info("c")])
@@ -206,20 +211,20 @@ def test_a_worker_that_leaves_stays_connected_until_its_last_answer(links, excha
     assert links.want([info("c")]) == ["b"]
     links.drop("b")
     assert links.unwanted == []
-    links["a"].finish(0)
+    links["a"].owed.discard(0)
     assert links.unwanted == ["a"]
 
 
 def test_silent_workers_that_owe_an_answer_are_found(links, exchange):
     connect_links(links, "a", "b")
     until(lambda: not links.ready(0))
-    links["a"].fetch(1, WORK, start=0, stop=5, mark=None)
-    links["b"].fetch(2, WORK, start=5, stop=9, mark=None)
+    links["a"].fetch(asking(1, 0, 5), WORK)
+    links["b"].fetch(asking(2, 5, 9), WORK)
     exchange.lines["b"].there.send(b"x")
     until(lambda: links.ready(0) and links._looked >= links["a"].heard)
     assert [link.worker for link in links.silent(-1e-9)] == ["a"]
     assert links.silent(60.0) == []
-    links["a"].finish(1)
+    links["a"].owed.discard(1)
     assert links.silent(-1e-9) == []
 
 
@@ -227,7 +232,7 @@ def test_what_came_while_this_process_was_stopped_was_said(links, exchange):
     """The clock has advanced a lot, and the bytes that arrived meanwhile are not read yet."""
     connect_links(links, "a")
     until(lambda: not links.ready(0))
-    links["a"].fetch(1, WORK, start=0, stop=5, mark=None)
+    links["a"].fetch(asking(1, 0, 5), WORK)
     links["a"].heard -= 1000.0
     exchange.lines["a"].there.send(b"x")
     until(lambda: links.ready(0))

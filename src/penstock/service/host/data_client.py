@@ -17,7 +17,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any
 
 from penstock.engine.processes.chunk_memory import MappedSlabs, can_share
 from penstock.errors import (
@@ -39,7 +38,7 @@ from penstock.service.host.sockets import (
     limit_silence,
     split_address,
 )
-from penstock.service.logic.feeds import Feed
+from penstock.service.logic.feeds import Ask, Feed
 from penstock.service.protocol import timing
 from penstock.service.protocol.data_messages import MOST_STATE, CloseTask, Fetch, OpenTask
 from penstock.service.protocol.messages import Work, WorkerInfo
@@ -190,41 +189,34 @@ class Link:
         """Whether the reader's thread may be blocked, sending or receiving."""
 
     def fetch(
-        self,
-        request: int,
-        work: Work,
-        *,
-        start: int,
-        stop: int,
-        mark: Any,
-        trace: str = "",
-        turn: int = 0,
-        successor: WorkerInfo | None = None,
+        self, ask: Ask, work: Work, trace: str = "", successor: WorkerInfo | None = None
     ) -> None:
         """Sends a request; `successor` continues the stream if this worker leaves."""
         if not self.owed:
             self.heard, self.where, self.element = self._now(), "", None
-        self.owed.add(request)
+        self.owed.add(ask.request)
         if work not in self._tasks:
             self._opened += 1
             self._tasks[work] = self._opened
             self._first.append(OpenTask(self._opened, work))
+        task = self._tasks[work]
         first, self._first = self._first, []
         new = None if successor == self._successor else successor
         fetch = Fetch(
-            request=request,
-            task=self._tasks[work],
-            start=start,
-            stop=stop,
-            mark=mark,
+            request=ask.request,
+            task=task,
+            start=ask.start,
+            stop=ask.stop,
+            mark=ask.mark,
             trace=trace,
-            turn=turn,
+            turn=ask.turn,
             most_state=MOST_STATE,
             successor=new,
         )
         self.in_use = True
         self.connection.send(*first, fetch)
         self.in_use = False
+        self.feeds[task] = ask.feed
         self._successor = new or self._successor
 
     def silence(self, now: float) -> float:
@@ -238,20 +230,12 @@ class Link:
         moving = any(feed.marks.moving_from == self.worker for feed in feeds)
         return self.leaves and (moving or bool(self.owed))
 
-    def finish(self, request: int) -> None:
-        """Notes that a request was answered in full."""
-        self.owed.discard(request)
-
     def close_task(self, work: Work) -> None:
         """Closes the worker's task of a stream that has ended, with the next request."""
         task = self._tasks.pop(work, None)
         if task is not None:
             self.feeds.pop(task, None)
             self._first.append(CloseTask(task))
-
-    def note_feed(self, work: Work, feed: Feed) -> None:
-        """Notes which feed the last request of some work is for."""
-        self.feeds[self._tasks[work]] = feed
 
 
 class Links:

@@ -75,7 +75,7 @@ class Deliveries:
         self._fetcher = fetcher
         self._links = links
         self._agent = agent
-        self._structures = Structures(tree)
+        self.structures = Structures(tree)
         self._silence = timing.WORKER_SILENCE * worker_timeout
         self._now = now
         self._traces = traces
@@ -90,19 +90,6 @@ class Deliveries:
         """How many damaged chunks and closed connections there were."""
         self._retry = 0.0
         """When workers that refused all work are asked again."""
-
-    def check_structure(self, chunk: Chunk) -> None:
-        """Raises InvalidArgumentError unless the dtypes are those of the first elements."""
-        self._structures.check(chunk)
-
-    @property
-    def hungry(self) -> bool:
-        """Whether there may be something to request."""
-        return self._fetcher.hungry
-
-    def owed_next(self) -> Ask | None:
-        """The request that the user waits for; None if there is none."""
-        return self._fetcher.owed_next()
 
     # Workers that come and go
 
@@ -203,18 +190,7 @@ class Deliveries:
                 return
             trace = "" if self._traces is None else self._traces.request(ask)
             successor = self._fetcher.find_successor(ask.worker, ask.feed, self.work.job)
-            named = self._links.find_info(successor)
-            link.fetch(
-                ask.request,
-                work,
-                start=ask.start,
-                stop=ask.stop,
-                mark=ask.mark,
-                trace=trace,
-                turn=ask.turn,
-                successor=named,
-            )
-            link.note_feed(work, ask.feed)
+            link.fetch(ask, work, trace, self._links.find_info(successor))
         except (KeyError, UnavailableError):
             self.lose(ask.worker)
         except DeadlineExceededError as error:
@@ -304,10 +280,10 @@ class Deliveries:
                 link.where, link.element = message.where, message.element
                 self._note_figures(link, message)
             case Done():
-                link.finish(message.request)
+                link.owed.discard(message.request)
                 self._process_end(link, message)
             case Impossible():
-                link.finish(message.request)
+                link.owed.discard(message.request)
                 error = from_impossible(message)
                 self._fetcher.refuse(message.request, error, message.elsewhere)
                 self._retry = self._now() + timing.WORKER_REFUSAL
@@ -331,7 +307,7 @@ class Deliveries:
             self._traces.note_arrival(rows.request, rows.start)
         at = rows.start
         places = columns.pop() if self._fetcher.takes_turns else None
-        for chunk in self._structures.make_chunks(rows, columns):
+        for chunk in self.structures.make_chunks(rows, columns):
             came: FeedChunk = chunk
             if places is not None:
                 came = PlacedChunk(chunk, places[at - rows.start :][: len(chunk)])

@@ -168,7 +168,7 @@ class RemoteStream(Stream):
         if isinstance(chunk, Failure):
             raise chunk.error
         assert isinstance(chunk, Chunk)
-        self._deliveries.check_structure(chunk)
+        self._deliveries.structures.check(chunk)
         return chunk
 
     def _take_arrived(self, limit: int) -> FeedChunk | None:
@@ -185,7 +185,7 @@ class RemoteStream(Stream):
             return parts[0] if parts else None
         for part in parts:
             assert isinstance(part, Chunk)
-            self._deliveries.check_structure(part)
+            self._deliveries.structures.check(part)
         return Chunk.join(cast(list[Chunk], parts))
 
     def _wait_for_elements(self, limit: int) -> Any:
@@ -214,7 +214,7 @@ class RemoteStream(Stream):
 
     def _note_call(self) -> None:
         """Notes the call on a worker that this stream waits for, for profiles."""
-        ask, figures = self._deliveries.owed_next(), self._opening.figures
+        ask, figures = self._reading.fetcher.owed_next(), self._opening.figures
         if figures is not None:
             figures.call = "" if ask is None else describe_call(ask, self._links[ask.worker])
 
@@ -383,7 +383,7 @@ class RemoteStream(Stream):
         """Requests what comes next, before the user works on the `count` elements taken."""
         self._confirmed = False
         self._report(count)
-        if self._agent.events or self._deliveries.hungry:
+        if self._agent.events or self._reading.fetcher.hungry:
             try:
                 self._attend()
             except OpError as error:
@@ -431,7 +431,7 @@ class RemoteStream(Stream):
     def _describe_wait(self) -> str:
         if not self._agent.may_enter(self._reading.lap):
             return "all consumers to agree on the round from which on new workers take part"
-        ask = self._deliveries.owed_next()
+        ask = self._reading.fetcher.owed_next()
         if ask is not None:
             link = self._links[ask.worker]
             return describe_request(ask, link, self._work.streams, self._now())
