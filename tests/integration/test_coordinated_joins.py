@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from penstock.data import Dataset
-from penstock.service.host.services import forget
+from penstock.service.host.services import find_session
 from tests.integration.stage import Stage, open_stage
 
 Round = tuple[int, ...]
@@ -93,6 +93,6 @@ def test_a_worker_that_joins_a_coordinated_read_is_used(stage: Stage) -> None:
     assert all(b == a + 1 for a, b in found + rest), "of one stream in every round"
     with Consumers(stage, before) as consumers:
         assert consumers.rounds(len(found) + len(rest) - 20) == found[20:] + rest
-    assert forget(stage.url, "j").forgotten == ("j",)
+    assert find_session(stage.url).forget("j").forgotten == ("j",)
     with Consumers(stage, after) as consumers:
         assert consumers.rounds(len(rest)) == rest, "the state knows where streams began"

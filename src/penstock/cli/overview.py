@@ -35,7 +35,7 @@ def forget(service: str, job: str | None) -> int:
     """Makes the dispatcher forget jobs, and prints which."""
     from penstock.service.host import services
 
-    answer = services.forget(service, job)
+    answer = services.find_session(service, "forget").forget(job)
     for name in answer.forgotten:
         print(f"forgotten: {name}")
     for name in answer.kept:

@@ -8,6 +8,7 @@ import penstock as tf
 from penstock.data import Dataset
 from penstock.data.experimental import service
 from penstock.errors import InvalidArgumentError, NotFoundError
+from penstock.plan.references import decode_spec
 from penstock.service.host import services
 from penstock.service.host.services import session
 from tests.integration.clusters import Calls, Cluster
@@ -63,12 +64,13 @@ def test_a_process_has_one_session_with_a_dispatcher(cluster):
 def test_datasets_are_registered_and_read_by_their_id(cluster):
     dataset = Dataset.range(9).map(lambda x: (x, {"a": x * 2}))
     given = service.register_dataset(cluster.target, dataset)
-    info = services.dataset_info(cluster.target, given.decode())
-    assert services.spec_of_dataset(info) == dataset.element_spec
+    address = cluster.target.removeprefix("grpc://")
+    info = session(address).dataset(given.decode())
+    assert decode_spec(info.spec) == dataset.element_spec
     assert (info.shape.kind, info.cardinality) == ("random", 9)
     made = service.from_dataset_id("distributed_epoch", cluster.target, given)
     assert [(int(x), int(y["a"])) for x, y in made] == [(x, x * 2) for x in range(9)]
-    assert services.status(cluster.target)["datasets"]
+    assert session(address).status()["datasets"]
 
 
 def test_plans_are_sent_once(cluster, monkeypatch):

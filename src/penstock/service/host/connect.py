@@ -38,6 +38,7 @@ from penstock.service.host.data_connection import Connection
 from penstock.service.host.plan_store import ArrayUploads
 from penstock.service.host.remote_stream import Opening, RemoteStream
 from penstock.service.host.services import HOME, REGISTERED_SEEDS, Session, borrow, retry_forgotten
+from penstock.service.host.sockets import on_error
 from penstock.service.logic.client import claims_of, known_streams, state_at
 from penstock.service.logic.feeds import Limits
 from penstock.service.protocol.messages import (
@@ -128,11 +129,8 @@ class _Opener:
         self._input = node.input
 
     def open(self, state: dict[str, Any] | None) -> Stream:
-        try:
+        with on_error(self._leave):
             return self._open_iteration(state)
-        except BaseException:
-            self._leave()
-            raise
 
     def _leave(self) -> None:
         if self._uploads is not None:
@@ -214,17 +212,12 @@ class _Opener:
             self._input = with_seeds(self._input, list(seeds))
 
     def _register(self) -> DatasetInfo:
-        """Registers the dataset."""
-
-        def send() -> DatasetInfo:
-            registered = self._session.register(
-                self._plan(), self._spec, again=False, refer=self._arrays.refer
-            )
-            if self._arrays.offers and self._uploads is None and not self._session.local:
-                self._uploads = ArrayUploads(self._session.call, self._arrays.offers)
-            return self._session.dataset(registered)
-
-        return retry_forgotten(send, NotFoundError)
+        registered = self._session.register(
+            self._plan(), self._spec, again=False, refer=self._arrays.refer
+        )
+        if self._arrays.offers and self._uploads is None and not self._session.local:
+            self._uploads = ArrayUploads(self._session.call, self._arrays.offers)
+        return self._session.dataset(registered)
 
     def _plan(self) -> Node:
         """What workers run. For several readers, one worker runs what cannot be divided."""
@@ -245,7 +238,7 @@ class _Opener:
         What workers share is divided into as many streams as before.
         """
         try:
-            dataset_id = self._dataset().dataset_id
+            dataset_id = retry_forgotten(self._dataset, NotFoundError).dataset_id
         except NotFoundError as error:
             raise FailedPreconditionError(error.message) from None
         streams = before.work.streams if before.work.form in (Form.SHARE, Form.WHOLE) else 0

@@ -29,7 +29,7 @@ from penstock.plan.array_references import ArrayReference, Refer, SharedArray
 from penstock.plan.codec import encode
 from penstock.plan.nodes import Node
 from penstock.plan.parts import with_parts
-from penstock.plan.references import decode_spec, encode_by_reference, encode_spec
+from penstock.plan.references import encode_by_reference, encode_spec
 from penstock.plan.resume import seeds_of, structure
 from penstock.plan.splits import shape_of
 from penstock.service.host.control_connection import ControlClient
@@ -159,7 +159,10 @@ class Session:
         return self._send_plan(request, encoded)
 
     def has_shared_arrays(self, plan: Node) -> bool:
-        """Whether a plan has arrays that its readers share; raises if it cannot be sent."""
+        """Whether a plan has arrays that its readers share; raises if it cannot be sent.
+
+        Only a reader can share them, so it registers the plan itself.
+        """
         arrays: list[str] = []
         if can_share():
             self._encode(plan, partial(_note_shared, _refer_to_any, arrays))
@@ -191,7 +194,13 @@ class Session:
         info: DatasetInfo = self.call(GetDataset(dataset_id))
         return info
 
+    def forget(self, job: str | None) -> ForgetJobsReply:
+        """Makes the dispatcher forget a job, or all jobs without readers."""
+        forgotten: ForgetJobsReply = self.call(ForgetJobs(job))
+        return forgotten
+
     def status(self) -> dict[str, Any]:
+        """The state of the service, as plain data."""
         status: GetStatusReply = self.call(GetStatus(), timing.STATUS_CALL)
         return status.status
 
@@ -391,7 +400,7 @@ def outlives_readers(service: str) -> bool:
     return SCHEMES[scheme].outlives_readers(rest)
 
 
-def _find_session(service: str, call: str = "service.distribute") -> Session:
+def find_session(service: str, call: str = "service.distribute") -> Session:
     """The session with a service that outlives its readers."""
     scheme, rest = parse(service, call)
     known = SCHEMES[scheme]
@@ -408,7 +417,7 @@ def register(
 
     `lasting`: the user has the id, so the dispatcher must keep the dataset.
     """
-    dispatcher = _find_session(service)
+    dispatcher = find_session(service)
     offers = ArrayOffers()
     user = offers.add_user(by_content=True)
     try:
@@ -420,32 +429,3 @@ def register(
         offers.close()
     REGISTERED_SEEDS[dispatcher.address, registered] = seeds_of(plan)
     return registered
-
-
-def has_shared_arrays(service: str, plan: Node) -> bool:
-    """Whether a plan has arrays that its readers share with workers; raises if it cannot be sent.
-
-    Only a reader can share them, so it registers the plan itself.
-    """
-    return _find_session(service).has_shared_arrays(plan)
-
-
-def dataset_info(service: str, dataset_id: str) -> DatasetInfo:
-    """What the dispatcher of `service` knows of a dataset."""
-    return _find_session(service).dataset(dataset_id)
-
-
-def spec_of_dataset(info: DatasetInfo) -> Any:
-    """The spec of the elements of a registered dataset."""
-    return decode_spec(info.spec)
-
-
-def forget(service: str, job: str | None) -> ForgetJobsReply:
-    """Makes the dispatcher of `service` forget a job, or all jobs without readers."""
-    forgotten: ForgetJobsReply = _find_session(service, "forget").call(ForgetJobs(job))
-    return forgotten
-
-
-def status(service: str) -> dict[str, Any]:
-    """The state of a service, as plain data."""
-    return _find_session(service, "service.status").status()

@@ -25,6 +25,7 @@ from penstock.errors import (
 )
 from penstock.plan import nodes
 from penstock.plan.options import ShardingPolicy
+from penstock.plan.references import decode_spec
 from penstock.plan.shape import Form
 
 _COMPRESSIONS = ("AUTO", None, "SNAPPY")
@@ -200,7 +201,8 @@ def status(service: str | tuple[str, str]) -> dict[str, Any]:
     """
     from penstock.service.host import services
 
-    return services.status(_dispatcher_url("service.status", service))
+    where = "service.status"
+    return services.find_session(_dispatcher_url(where, service), where).status()
 
 
 def merge_states(states: Iterable[dict[str, Any]]) -> dict[str, Any]:
@@ -306,7 +308,7 @@ def _register(url: str, plan: nodes.Node, spec: Any) -> str | None:
     """
     from penstock.service.host import services
 
-    if not url.startswith("grpc://") or services.has_shared_arrays(url, plan):
+    if not url.startswith("grpc://") or services.find_session(url).has_shared_arrays(plan):
         return None
     return services.register(url, plan, spec)
 
@@ -316,14 +318,14 @@ def _look_up(where: str, url: str, name: str, wanted: Any) -> tuple[Any, int]:
     from penstock.service.host import services
 
     try:
-        info = services.dataset_info(url, name)
+        info = services.find_session(url).dataset(name)
     except NotFoundError as error:
         if wanted is not None:
             raise
         raise InvalidArgumentError(
             f"{where}: the spec of dataset {name!r} is not known, as {error.message}"
         ) from None
-    found, count = services.spec_of_dataset(info), info.cardinality
+    found, count = decode_spec(info.spec), info.cardinality
     if info.shape.kind != Form.RANDOM and count != nodes.INFINITE:
         count = nodes.UNKNOWN
     if wanted is None:
