@@ -7,15 +7,16 @@ must stay light: `import penstock` loads it.
 
 from __future__ import annotations
 
+import pkgutil
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from penstock.missing_names import missing
 from penstock.service.host.server_setup import SCHEMES, DispatcherConfig, Scheme
 
 if TYPE_CHECKING:
-    from penstock.launch.hosted_service import HostedService, LocalService
-    from penstock.launch.ray_service import LaunchedService, RayService
-    from penstock.service.host.services import Session
+    from penstock.launch.hosted_service import LocalService
+    from penstock.launch.ray_service import LaunchedService
 
 __all__ = ["local", "ray"]
 
@@ -97,46 +98,21 @@ def ray(
 
 def register_schemes() -> None:
     """Makes `local://` and `ray://` services, which start when they are first read from."""
-    SCHEMES["local"] = Scheme(_start_local, check=_check_local)
+    SCHEMES["local"] = Scheme(
+        start=_import_later("hosted_service:start_local"),
+        check=_import_later("hosted_service:parse_local"),
+    )
     SCHEMES["ray"] = Scheme(
-        _start_on_ray, _is_launched_on_ray, _find_session_on_ray, check=_check_ray
+        start=_import_later("ray_service:start_service"),
+        outlives_readers=_import_later("ray_options:is_launched"),
+        find_session=_import_later("ray_service:find_session"),
+        check=_import_later("ray_options:parse_rest"),
     )
 
 
-def _check_local(rest: str) -> None:
-    from penstock.launch.hosted_service import parse_local
-
-    parse_local(rest)
-
-
-def _check_ray(rest: str) -> None:
-    from penstock.launch.ray_options import parse_rest
-
-    parse_rest(rest)
-
-
-def _start_local(rest: str) -> HostedService:
-    from penstock.launch.hosted_service import start_local
-
-    return start_local(rest)
-
-
-def _start_on_ray(rest: str) -> RayService:
-    from penstock.launch.ray_service import start_service
-
-    return start_service(rest)
-
-
-def _is_launched_on_ray(rest: str) -> bool:
-    from penstock.launch.ray_options import is_launched
-
-    return is_launched(rest)
-
-
-def _find_session_on_ray(rest: str) -> Session:
-    from penstock.launch.ray_service import find_session
-
-    return find_session(rest)
+def _import_later(name: str) -> Callable[[str], Any]:
+    """A function of this package, `module:function`, whose module its first call imports."""
+    return lambda rest: pkgutil.resolve_name(f"penstock.launch.{name}")(rest)
 
 
 if not TYPE_CHECKING:  # A type checker would take any name.

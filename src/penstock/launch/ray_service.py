@@ -315,24 +315,17 @@ def _leave_all() -> None:
 _CALL = "launch.ray"
 
 
-def launch_service(
-    name: Any, *, workers: Any, cpus: Any, work_dir: Any, wait: Any, runtime_env: Any
-) -> LaunchedService:
-    """Starts a service under a name, or finds it if it runs with the same options."""
+def launch_service(name: Any, *, runtime_env: Any, **given: Any) -> LaunchedService:
+    """Starts a service under a name, or finds it if it runs with the same options.
+
+    `given` are the arguments of `make_options`.
+    """
     if not isinstance(name, str) or not name or name in (AUTO, LOCAL) or set("?/:") & set(name):
         raise InvalidArgumentError(
             f"{_CALL}: name must be a word other than auto and local, without ? / and :, got "
             f"{name!r}"
         )
-    options = make_options(
-        _CALL,
-        name=name,
-        workers=workers,
-        cpus=cpus,
-        work_dir=work_dir,
-        wait=wait,
-        lasting=True,
-    )
+    options = make_options(_CALL, name=name, lasting=True, **given)
     connect_ray(AUTO)
     token = secrets.token_hex(16)
     actor, _, _ = reach_actor(options, lambda: start_actor(options, name, token, runtime_env))
