@@ -84,7 +84,7 @@ class Security:
         certificates: str | None = None,
     ) -> Security:
         """For a server at `host`; raises if other machines can reach it and no token was given."""
-        found = cls._find(token, certificates)
+        found = _find_secrets(token, certificates)
         found.check_exposure(host, port)
         found.warn_of_exposure(f"server at {join_address(host, port)}", host)
         return found
@@ -94,7 +94,7 @@ class Security:
         cls, address: str, token: str | bytes | None = None, certificates: str | None = None
     ) -> Security:
         """For a client or a worker of the dispatcher at `address`, or at one of several."""
-        found = cls._find(token, certificates)
+        found = _find_secrets(token, certificates)
         hosts = [host for host, _ in split_addresses(address)]
         farthest = next((host for host in hosts if not is_loopback(host)), hosts[0])
         if not found.given and not is_loopback(farthest):
@@ -105,19 +105,6 @@ class Security:
             found.warn_of_exposure(f"dispatcher {address}", farthest)
             _WARNED.add(address)
         return found
-
-    @classmethod
-    def _find(cls, token: str | bytes | None, certificates: str | None) -> Security:
-        folder = certificates or os.environ.get("PENSTOCK_CERTIFICATES") or None
-        if folder is not None:
-            folder = os.path.abspath(os.path.expanduser(folder))
-            if not os.path.isdir(folder):
-                raise NotFoundError(
-                    f"certificates: there is no folder {folder!r}; make a working set with: "
-                    f"penstock certs {folder}"
-                )
-        found = find_token(token, folder)
-        return cls(token=found.token, certificates=folder, origin=found.origin, given=found.given)
 
     def check_exposure(self, host: str, port: int) -> None:
         """Raises FailedPreconditionError if other machines reach `host` and no token was given."""
@@ -169,27 +156,32 @@ class Security:
         return context
 
 
-class FoundToken(NamedTuple):
-    """A token, and a phrase that says where it was found. `given`: see `Security`."""
+def _find_secrets(token: str | bytes | None, certificates: str | None) -> Security:
+    folder = certificates or os.environ.get("PENSTOCK_CERTIFICATES") or None
+    if folder is not None:
+        folder = os.path.abspath(os.path.expanduser(folder))
+        if not os.path.isdir(folder):
+            raise NotFoundError(
+                f"certificates: there is no folder {folder!r}; make a working set with: "
+                f"penstock certs {folder}"
+            )
+    return find_token(token, folder)
 
-    token: bytes
-    origin: str
-    given: bool
 
-
-def find_token(token: str | bytes | None = None, folder: str | None = None) -> FoundToken:
-    """The first of: the argument, the environment, `folder` (of certificates), the user's file."""
+def find_token(token: str | bytes | None = None, folder: str | None = None) -> Security:
+    """With the first of: the argument, the environment, `folder` (of certificates), the user's
+    file."""
     if token is not None:
-        return FoundToken(check_token(token, "token"), "the argument token", True)
+        return Security(check_token(token, "token"), folder)
     if value := os.environ.get("PENSTOCK_TOKEN"):
-        return FoundToken(check_token(value, "PENSTOCK_TOKEN"), "PENSTOCK_TOKEN", True)
+        return Security(check_token(value, "PENSTOCK_TOKEN"), folder, "PENSTOCK_TOKEN")
     if path := os.environ.get("PENSTOCK_TOKEN_FILE"):
         origin = f"{path}, which --token-file or PENSTOCK_TOKEN_FILE names"
-        return FoundToken(read_token(path, "PENSTOCK_TOKEN_FILE"), origin, True)
+        return Security(read_token(path, "PENSTOCK_TOKEN_FILE"), folder, origin)
     if folder is not None:
         path = os.path.join(folder, "token")
-        return FoundToken(read_token(path, "certificates"), path, True)
-    return _user_token()
+        return Security(read_token(path, "certificates"), folder, path)
+    return _read_user_token()
 
 
 def check_token(token: str | bytes, call: str) -> bytes:
@@ -240,14 +232,14 @@ def write_token(path: str) -> bytes:
     return _read_private(path) or token
 
 
-def _user_token() -> FoundToken:
+def _read_user_token() -> Security:
     """The token in the user's private file, which is made in the first folder that allows it."""
     paths = _token_paths()
     for path in paths:
         if (token := _read_private(path)) is None:
             token = _write_private(path)
         if token is not None:
-            return FoundToken(token, path, False)
+            return Security(token, origin=path, given=False)
     raise FailedPreconditionError(
         f"token: no private file can be made at {' or '.join(paths)}; set PENSTOCK_TOKEN for the "
         f"dispatcher, its workers and its clients, to a token made with: {_TOKEN_COMMAND}"
