@@ -95,11 +95,13 @@ class Dispatcher(Lifecycle):
         super().__init__(handler.closed)
         self._metrics: MetricsServer | None = None
         self._dashboard: Dashboard | None = None
+        self._http_servers: list[MetricsServer | Dashboard] = []
         with on_error(handler.close):
             self._server = ControlServer(
                 handler.decide, config.host, config.port, self.security, handler.settle
             )
-        with on_error(lambda: _stop(self._server, handler, *self._list_http_servers())):
+        stop = partial(_stop, self._server, handler, self._http_servers)
+        with on_error(stop):
             self._make_http_servers(config)
         self.port, self._host = self._server.port, config.host
         # Neither the server nor the thread refers to this object, so that it can be collected.
@@ -107,8 +109,8 @@ class Dispatcher(Lifecycle):
         self._ticking = threading.Thread(
             target=handler.run, args=(interval,), name="penstock-dispatcher", daemon=True
         )
-        self._ending = Ending(self, _stop, self._server, handler, *self._list_http_servers())
-        handler.on_loss(partial(_stop, self._server, handler, *self._list_http_servers()))
+        self._ending = Ending(self, stop)
+        handler.on_loss(stop)
 
     def _make_http_servers(self, config: DispatcherConfig) -> None:
         handler, server = self._handler, self._server
@@ -121,13 +123,12 @@ class Dispatcher(Lifecycle):
                 read=lambda: handler.measure(server.rejections),
                 find_problem=handler.find_problem,
             )
+            self._http_servers.append(self._metrics)
         if config.dashboard_port is not None:
             self._dashboard = Dashboard(
                 config.dashboard_host, config.dashboard_port, self.security, handler.ledger.status
             )
-
-    def _list_http_servers(self) -> list[MetricsServer | Dashboard]:
-        return [each for each in (self._metrics, self._dashboard) if each is not None]
+            self._http_servers.append(self._dashboard)
 
     def measure(self) -> Values:
         """The values of its metrics."""
@@ -155,7 +156,7 @@ class Dispatcher(Lifecycle):
     def _begin(self) -> None:
         self._ticking.start()
         self._server.start()
-        for each in self._list_http_servers():
+        for each in self._http_servers:
             each.start()
         _LOG.info("dispatcher: started at %s", self.address, extra={"event": "started"})
 
@@ -185,7 +186,7 @@ def _settings(config: DispatcherConfig) -> Settings:
 
 
 def _stop(
-    server: ControlServer, handler: _RequestHandler, *http_servers: MetricsServer | Dashboard
+    server: ControlServer, handler: _RequestHandler, http_servers: list[MetricsServer | Dashboard]
 ) -> None:
     server.stop()
     handler.close()
