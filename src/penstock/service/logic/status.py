@@ -109,8 +109,9 @@ def _iteration_status(
     record: IterationRecord, usable: _UsableWorkers, wanted: int, now: float
 ) -> dict[str, Any]:
     clients = [record.members[client] for client in record.clients]
-    rate, lag = sum(client.pace.rate for client in clients), _waiting_share(clients)
-    limit = find_limit(_read_signs(record, usable, lag=lag, wanted=wanted, now=now))
+    rate = sum(client.pace.rate for client in clients)
+    signs = _read_signs(record, usable, wanted=wanted, now=now)
+    limit = find_limit(signs)
     return {
         "job": record.work.job,
         "name": record.begun.name,
@@ -119,8 +120,8 @@ def _iteration_status(
         "mode": MODES[record.options.mode],
         "form": str(record.work.form),
         "consumers": record.options.consumers,
-        "missing_consumers": list(record.missing()),
-        "clients": len(clients),
+        "missing_consumers": list(signs.missing),
+        "clients": signs.readers,
         "streams": record.total,
         "leased": sum(sum(group.holders.values()) for group in record.groups.values()),
         "consumed": sum(member.consumed.count for member in record.members.values()),
@@ -128,12 +129,12 @@ def _iteration_status(
         "byte_rate": rate * record.making.element_bytes,
         "held": sum(client.held for client in clients),
         "budget": sum(client.budget for client in clients),
-        "lag": lag,
-        "finished": record.begun.leased and record.is_finished,
+        "lag": signs.lag,
+        "finished": signs.finished,
         "limit": limit.place,
         "advice": limit.advice,
-        "slowest": _find_bottleneck(clients).operator,
-        "delivering": _delivering_share(clients),
+        "slowest": signs.slowest.operator,
+        "delivering": signs.delivering,
     }
 
 
@@ -189,7 +190,7 @@ def _delivering_share(clients: list[ClientRecord]) -> float:
 
 
 def _read_signs(
-    record: IterationRecord, usable: _UsableWorkers, lag: float, wanted: int, now: float
+    record: IterationRecord, usable: _UsableWorkers, wanted: int, now: float
 ) -> JobSigns:
     clients = [record.members[client] for client in record.clients]
     return JobSigns(
@@ -198,7 +199,7 @@ def _read_signs(
         missing=record.missing(),
         finished=record.begun.leased and record.is_finished,
         workers=usable.workers,
-        lag=lag,
+        lag=_waiting_share(clients),
         busy=usable.busy,
         wanted=wanted,
         element_bytes=record.making.element_bytes,
