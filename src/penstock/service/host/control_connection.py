@@ -25,6 +25,7 @@ import time
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
@@ -56,6 +57,7 @@ from penstock.service.host.sockets import (
     join_address,
     keep_alive,
     numeric_host,
+    on_error,
     shut,
     split_addresses,
 )
@@ -618,12 +620,9 @@ class DispatcherConnections:
         with self._lock:
             self._open.pop(connected, None)
         self._register(encrypted, candidate)
-        try:
+        with on_error(partial(self._close, encrypted)):
             set_deadline(encrypted, deadline)
             encrypted.do_handshake()
-        except BaseException:
-            self._close(encrypted)
-            raise
         return encrypted
 
     def _register(self, connected: socket.socket, candidate: Candidate) -> None:

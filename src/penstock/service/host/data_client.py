@@ -36,6 +36,7 @@ from penstock.service.host.sockets import (
     connect_tcp,
     connect_unix,
     limit_silence,
+    on_error,
     split_address,
 )
 from penstock.service.logic.feeds import Ask, Feed
@@ -131,7 +132,7 @@ def _open_channel(
     deadline = time.monotonic() + timing.HANDSHAKE
     connect = connect_unix if protocol == "shm" else connect_tcp
     connected = connect(address, timing.HANDSHAKE)
-    try:
+    with on_error(lambda: connected.close()):
         limit_silence(connected, patience)
         if same_host:
             own_port, other_port = connected.getsockname()[1], connected.getpeername()[1]
@@ -142,12 +143,8 @@ def _open_channel(
         handshake = client_handshake(connected, security.token, terms, deadline)
         if isinstance(connected, ssl.SSLSocket):
             return TlsChannel(connected), handshake
-        return (
-            DescriptorChannel(connected) if protocol == "shm" else Channel(connected)
-        ), handshake
-    except BaseException:
-        connected.close()
-        raise
+        kind = DescriptorChannel if protocol == "shm" else Channel
+        return kind(connected), handshake
 
 
 _LOG = logging.getLogger("penstock.service")

@@ -43,7 +43,7 @@ from penstock.service.host.data_connection import Connection
 from penstock.service.host.fetch_server import FetchGate, serve
 from penstock.service.host.runtime import MACHINE
 from penstock.service.host.security import ProcessLoss
-from penstock.service.host.sockets import relay, shut, tune_for_data
+from penstock.service.host.sockets import on_error, relay, shut, tune_for_data
 from penstock.service.host.tasks import Tasks
 from penstock.service.host.telemetry import ReportedWork, SentTotals
 from penstock.service.logic.worker import Crash, Crashes, Search
@@ -263,12 +263,9 @@ class CallRecord:
         watch = Watch(crash.watch, tuple(search.suspects), refused)
         wanted = encode(watch)
         self.descriptor = os.memfd_create("penstock calls", os.MFD_CLOEXEC)
-        try:
+        with on_error(self.release_descriptor):
             os.pwrite(self.descriptor, wanted, RECORD_SIZE)
             self._memory = mmap.mmap(self.descriptor, RECORD_SIZE + len(wanted))
-        except BaseException:
-            os.close(self.descriptor)
-            raise
 
     def release_descriptor(self) -> None:
         """Closes the descriptor, once the process has it; the memory stays."""

@@ -59,7 +59,7 @@ from penstock.service.protocol.messages import (
 )
 
 LARGEST_PLAN = 4 << 30
-"""Bytes of the largest plan."""
+"""Bytes of the largest plan that is stored or fetched."""
 
 PART = 4 << 20
 """Bytes of a plan or an array in one message."""
@@ -354,9 +354,6 @@ class TemporaryStorage:
 _MOST_PLANS = 64
 """Decoded plans that are kept."""
 
-_MOST_BYTES = 4 << 30
-"""Longer plans are not fetched."""
-
 Decode = Callable[[bytes, Resolve], Node]
 
 
@@ -429,7 +426,7 @@ class PlanCache:
             part = self._call(GetPlan(digest, len(data)))
             assert isinstance(part, GetPlanReply)
             data += part.data
-            if len(data) >= part.total or not part.data or part.total > _MOST_BYTES:
+            if len(data) >= part.total or not part.data or part.total > LARGEST_PLAN:
                 break
         if hashlib.sha256(data).hexdigest() != digest:
             raise DataLossError(

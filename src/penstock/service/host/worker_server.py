@@ -36,7 +36,7 @@ from penstock.service.host.runtime import MACHINE, Runtime
 from penstock.service.host.security import Security
 from penstock.service.host.server_setup import Lifecycle, WorkerConfig, check_worker, seconds
 from penstock.service.host.services import Session, greeting, python_version
-from penstock.service.host.sockets import join_address, reachable_host, split_address
+from penstock.service.host.sockets import join_address, on_error, reachable_host, split_address
 from penstock.service.host.tasks import Tasks
 from penstock.service.host.worker_streams import WorkerStopsError
 from penstock.service.protocol import timing
@@ -96,14 +96,11 @@ class Worker(Lifecycle):
         running = RunningWorker(
             self._stopped, seconds(self._config.heartbeat_interval_ms, 0.0) or None
         )
-        try:
+        with on_error(partial(running.stop, leave=False)):
             self._open(running)
             self._open_metrics(running)
             self._check_functions(running)
             running.register()
-        except BaseException:
-            running.stop(leave=False)
-            raise
         running.start_heartbeats()
         self._running = running
         # At the exit of the program the threads end with the process.

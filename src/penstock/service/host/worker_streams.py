@@ -138,7 +138,16 @@ def plan_stream(plan: Node, work: Work, environment: Environment) -> StreamPlan:
 
     With random access, the elements of one consumer are a plan of their own.
     """
-    part = with_private_caches(_piece(plan, work))
+    own = piece(
+        plan,
+        work.form,
+        stream=work.stream,
+        streams=work.streams,
+        policy=work.policy,
+        begin=work.begin,
+        inputs=work.inputs,
+    )
+    part = with_private_caches(own)
     ready = prepare(part)
     if ready.blocked is None and work.consumers > 1:
         ready = prepare(Shard(part, work.consumers, work.consumer))
@@ -153,18 +162,6 @@ def plan_stream(plan: Node, work: Work, environment: Environment) -> StreamPlan:
         numbered=work.form == Form.TURNS,
     )
     return StreamPlan(ready, context)
-
-
-def _piece(plan: Node, work: Work) -> Node:
-    return piece(
-        plan,
-        work.form,
-        stream=work.stream,
-        streams=work.streams,
-        policy=work.policy,
-        begin=work.begin,
-        inputs=work.inputs,
-    )
 
 
 def with_private_caches(node: Node) -> Node:
