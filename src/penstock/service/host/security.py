@@ -248,10 +248,7 @@ def _read_user_token() -> Security:
 
 def _token_paths() -> list[str]:
     state = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
-    folders = [os.path.join(state, "penstock")]
-    if hasattr(os, "getuid"):
-        folders.append(f"/tmp/penstock-{os.getuid()}")
-    return [os.path.join(folder, "token") for folder in folders]
+    return [os.path.join(state, "penstock", "token"), f"/tmp/penstock-{os.getuid()}/token"]
 
 
 def _write_private(path: str) -> bytes | None:
@@ -274,7 +271,7 @@ def _read_private(path: str) -> bytes | None:
     try:
         _check_private(folder, os.lstat(folder), stat.S_ISDIR)
         _check_private(path, os.lstat(path), stat.S_ISREG)
-        file = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))
+        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     except (FileNotFoundError, NotADirectoryError):
         return None
     with open(file, "rb") as reader:
@@ -286,9 +283,9 @@ def _read_private(path: str) -> bytes | None:
 def _check_private(path: str, found: os.stat_result, kind: Callable[[int], bool]) -> None:
     if not kind(found.st_mode):
         what = "is a symbolic link" if stat.S_ISLNK(found.st_mode) else "is of the wrong kind"
-    elif hasattr(os, "getuid") and found.st_uid != os.getuid():
+    elif found.st_uid != os.getuid():
         what = f"belongs to user {found.st_uid}"
-    elif hasattr(os, "getuid") and found.st_mode & 0o077:
+    elif found.st_mode & 0o077:
         what = f"is open to other users (mode {stat.S_IMODE(found.st_mode):o})"
     else:
         return
@@ -305,7 +302,7 @@ def check_secret(path: str, found: os.stat_result, call: str) -> None:
     status of the file that `path` leads to, links followed: another user cannot make a file that
     belongs to this one.
     """
-    forbidden = 0o077 if found.st_uid == _own_user() else 0o037
+    forbidden = 0o077 if found.st_uid == os.geteuid() else 0o037
     _check_owner_and_mode(path, found, call, forbidden=forbidden, mode="600")
 
 
@@ -317,7 +314,7 @@ def check_unchanged(path: str, call: str) -> None:
 def check_folder(path: str, call: str) -> None:
     """Raises if another user can list or change the folder."""
     found = os.stat(path)
-    if found.st_uid == ROOT != _own_user():
+    if found.st_uid == ROOT != os.geteuid():
         raise PermissionDeniedError(f"{call}: {_describe_owner(path, found)}; {_OWN_FOLDER}")
     _check_owner_and_mode(
         path, found, call, forbidden=0o077, mode="700", instead=f", or {_OWN_FOLDER}"
@@ -327,12 +324,10 @@ def check_folder(path: str, call: str) -> None:
 def _check_owner_and_mode(
     path: str, found: os.stat_result, call: str, *, forbidden: int, mode: str, instead: str = ""
 ) -> None:
-    if not hasattr(os, "geteuid"):
-        return  # Systems without user ids have no such mode bits.
-    if found.st_uid not in (_own_user(), ROOT):
+    if found.st_uid not in (os.geteuid(), ROOT):
         raise PermissionDeniedError(
             f"{call}: {_describe_owner(path, found)}; "
-            f"chown {_own_user()} {shlex.quote(path)}{instead}"
+            f"chown {os.geteuid()} {shlex.quote(path)}{instead}"
         )
     if found.st_mode & forbidden:
         raise PermissionDeniedError(
@@ -342,11 +337,7 @@ def _check_owner_and_mode(
 
 
 def _describe_owner(path: str, found: os.stat_result) -> str:
-    return f"{path!r} belongs to user {found.st_uid}, and this process runs as user {_own_user()}"
-
-
-def _own_user() -> int:
-    return os.geteuid() if hasattr(os, "geteuid") else ROOT
+    return f"{path!r} belongs to user {found.st_uid}, and this process runs as user {os.geteuid()}"
 
 
 # The handshake: each side of a connection proves the token, and names its protocol.

@@ -115,7 +115,7 @@ def _listen_error(host: str, port: int, error: OSError) -> Exception:
 
 def tune_for_data(connected: socket.socket) -> socket.socket:
     """Sets the buffers of a socket for data, and `keep_alive`; returns the socket."""
-    if connected.family == getattr(socket, "AF_UNIX", None):
+    if connected.family == socket.AF_UNIX:
         _set_buffers(connected, _UNIX_BUFFER)
         return connected
     if is_loopback(connected.getpeername()[0]):
@@ -127,9 +127,7 @@ def keep_alive(connected: socket.socket) -> socket.socket:
     """Makes a TCP socket send without delay and probe an idle peer; returns the socket."""
     connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in _KEEP_ALIVE.items():
-        if hasattr(socket, name):
-            connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    _set_tcp_options(connected, _KEEP_ALIVE)
     return connected
 
 
@@ -145,7 +143,7 @@ def limit_silence(connected: socket.socket, seconds: float) -> None:
 
     Only for clients: a worker would lose its connections to clients that do not read.
     """
-    if connected.family == getattr(socket, "AF_UNIX", None):
+    if connected.family == socket.AF_UNIX:
         return
     pause = max(1, int(seconds / 8))
     options = {
@@ -153,6 +151,11 @@ def limit_silence(connected: socket.socket, seconds: float) -> None:
         "TCP_KEEPIDLE": 2 * pause,
         "TCP_KEEPINTVL": pause,
     }
+    _set_tcp_options(connected, options)
+
+
+def _set_tcp_options(connected: socket.socket, options: dict[str, int]) -> None:
+    """Sets the options that this system has, by their names."""
     for name, value in options.items():
         if hasattr(socket, name):
             connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
@@ -218,7 +221,7 @@ def split_addresses(addresses: str) -> list[tuple[str, int]]:
 
 Part = bytes | memoryview
 
-_MOST_PARTS = min(os.sysconf("SC_IOV_MAX"), 1024) if hasattr(os, "sysconf") else 16
+_MOST_PARTS = min(os.sysconf("SC_IOV_MAX"), 1024)
 _MOST_DESCRIPTORS = 16
 _ROOM = socket.CMSG_SPACE(_MOST_DESCRIPTORS * array.array("i").itemsize)
 _CLOSED_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
@@ -240,7 +243,9 @@ class Channel:
 
     def send(self, parts: Sequence[Part], descriptors: Sequence[int] = ()) -> None:
         """Sends all parts; the peer receives the descriptors with the first byte."""
-        rights = _ancillary_data(descriptors) if descriptors else []
+        rights = []
+        if descriptors:
+            rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))]
         if len(parts) <= _MOST_PARTS:
             self._send(parts, rights)
             return
@@ -405,10 +410,6 @@ class TlsChannel(Channel):
         poll.register(self._tls_socket, events)
         if not poll.poll(None if seconds is None else 1000 * seconds):
             raise BlockingIOError
-
-
-def _ancillary_data(descriptors: Sequence[int]) -> list[tuple[int, int, array.array[int]]]:
-    return [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))]
 
 
 def _drop_sent(parts: Sequence[Part], sent: int) -> list[Part]:
