@@ -505,28 +505,25 @@ class Traffic:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._total = SentTotals()  #: guarded by _lock
         self._taken = SentTotals()  #: guarded by _lock
+        self._new = SentTotals()  #: guarded by _lock
 
     def add(self, elements: int = 0, nbytes: int = 0, failures: int = 0) -> None:
         with self._lock:
-            self._total += SentTotals(elements, nbytes, failures)
+            self._new += SentTotals(elements, nbytes, failures)
 
     @property
     def total(self) -> SentTotals:
         """All that was sent."""
         with self._lock:
-            return self._total
+            return self._taken + self._new
 
     def take(self) -> SentTotals:
         """Returns what was sent since the last call."""
         with self._lock:
-            last, self._taken = self._taken, self._total
-            return SentTotals(
-                elements=self._total.elements - last.elements,
-                nbytes=self._total.nbytes - last.nbytes,
-                failures=self._total.failures - last.failures,
-            )
+            new, self._new = self._new, SentTotals()
+            self._taken += new
+            return new
 
 
 class ReportedWork:
