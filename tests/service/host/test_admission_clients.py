@@ -116,7 +116,7 @@ def test_a_crowd_of_strangers_competes_with_itself(monkeypatch: pytest.MonkeyPat
 
 def test_more_guests_than_there_is_room_for() -> None:
     with DataListener(echo, SECURITY) as listener:
-        listener.admission.most_guests = 2
+        listener.most_guests = 2
         with connect(listener) as first, connect(listener):
             with pytest.raises(UnavailableError, match="it has too many connections"):
                 connect(listener, "tcp")
@@ -224,7 +224,7 @@ def test_too_many_open_files_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> 
                 raise OSError(24, "Too many open files")
             return self.real.accept()
 
-    door = listener.admission
+    door = listener
     door._listening = [Full(real) for real in door._listening]  # type: ignore[misc]
     with listener:
         assert works(listener, "tcp")

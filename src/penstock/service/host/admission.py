@@ -262,7 +262,7 @@ class Admission:
         deadline = time.monotonic() + timing.HANDSHAKE
         connected = stranger.connected
         try:
-            if connected.family != getattr(socket, "AF_UNIX", None):
+            if connected.family != socket.AF_UNIX:
                 keep_alive(connected)
                 if self._context is not None and self._needs_tls(connected):
                     connected = self._start_tls(self._context, stranger, deadline)
@@ -389,7 +389,7 @@ class ClientHost(Protocol):
         """How the last process of a plan was lost."""
 
 
-class DataListener:
+class DataListener(Admission):
     """Runs `handler` for every connection, in a thread of its own, and closes the connection.
 
     If there is a `client_host`, it serves all clients, and the handler none.
@@ -404,8 +404,6 @@ class DataListener:
         *,
         client_host: ClientHost | None = None,
     ) -> None:
-        self.transfers: dict[str, str] = {}
-
         def welcome(connected: socket.socket, admitted: ServerHandshake) -> Guest:
             client = _describe_client(connected, admitted)
             if client_host is not None:
@@ -414,29 +412,14 @@ class DataListener:
             connection = client.connection()
             return _DataGuest(partial(handler, connection), connection.abort, connection.close)
 
-        self.admission = Admission(
-            self._listen(host, port),
-            security,
-            DATA,
-            welcome,
-            last_loss=no_process_loss if client_host is None else client_host.last_loss,
-        )
-
-    def _listen(self, host: str, port: int) -> list[socket.socket]:
-        tcp = listen_tcp(host, port)
-        self.transfers["tcp"] = join_address(host, tcp.getsockname()[1])
-        if not can_share():
-            return [tcp]
-        with on_error(tcp.close):
-            unix, self.transfers["shm"] = listen_unix()
-        return [tcp, unix]
-
-    def start(self) -> None:
-        self.admission.start()
-
-    def close(self) -> None:
-        """Ends all connections, and waits a while for their threads."""
-        self.admission.close()
+        listening = [tcp := listen_tcp(host, port)]
+        self.transfers = {"tcp": join_address(host, tcp.getsockname()[1])}
+        if can_share():
+            with on_error(tcp.close):
+                unix, self.transfers["shm"] = listen_unix()
+            listening.append(unix)
+        last_loss = no_process_loss if client_host is None else client_host.last_loss
+        super().__init__(listening, security, DATA, welcome, last_loss=last_loss)
 
     def __enter__(self) -> DataListener:
         self.start()
@@ -467,7 +450,7 @@ def _describe_client(connected: socket.socket, admitted: ServerHandshake) -> Acc
     tune_for_data(connected)
     terms = admitted.terms
     compression, plan = terms.compression, terms.plan
-    if connected.family == getattr(socket, "AF_UNIX", None):
+    if connected.family == socket.AF_UNIX:
         return AcceptedClient(
             connected, "shm", "a client (shm)", compression=COMPRESS_NEVER, checks=False, plan=plan
         )

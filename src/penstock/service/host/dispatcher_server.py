@@ -655,7 +655,6 @@ class ControlServer:
         self._end = Ending(self, _stop_threads, self._admission, threads)
 
     def start(self) -> None:
-        """Starts to answer."""
         self._admission.start()
 
     @property

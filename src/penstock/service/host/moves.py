@@ -245,7 +245,6 @@ class StateSender:
         self._cached_until = (self._runtime.now() + until) / 2
 
     def close(self) -> None:
-        """Closes the connection."""
         self._selector.close()
         self._connection.close()
 

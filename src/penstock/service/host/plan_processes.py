@@ -381,7 +381,6 @@ class PlanProcesses:
             return self._sent
 
     def count_processes(self) -> int:
-        """How many plan processes there are."""
         with self._changed:
             return len(self._by_plan)
 

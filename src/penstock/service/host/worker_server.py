@@ -324,11 +324,11 @@ class RunningWorker:
 
     def measure(self) -> Values:
         """The values of the worker's metrics. Work is reported with each heartbeat."""
-        sent, admission = self.tasks.sent, self.listener.admission
+        sent = self.tasks.sent
         return {
             "penstock_worker_registered": int(self._is_registered),
             "penstock_worker_draining": int(self._gate.draining),
-            "penstock_worker_connections": admission.count_guests(),
+            "penstock_worker_connections": self.listener.count_guests(),
             "penstock_worker_plan_processes": self.tasks.count_processes(),
             "penstock_worker_plan_process_crashes_total": self.tasks.restarts,
             "penstock_worker_elements_made_total": self._elements,
@@ -338,7 +338,7 @@ class RunningWorker:
             "penstock_worker_element_failures_total": sent.failures,
             "penstock_worker_kept_bytes": self._kept,
             "penstock_worker_heartbeat_failures_total": self._heartbeat_failures,
-            "penstock_worker_rejected_connections_total": admission.rejections,
+            "penstock_worker_rejected_connections_total": self.listener.rejections,
         }
 
     def hurry(self) -> None:

@@ -79,7 +79,6 @@ class KeptBlocks:
         return kept
 
     def drop(self, start: int) -> None:
-        """Drops the block that begins at `start`."""
         del self._starts[bisect_right(self._starts, start) - 1]
         self.nbytes -= self._blocks.pop(start).nbytes
 
@@ -213,7 +212,6 @@ class Marks:
 
     @property
     def newest(self) -> DecodedMark:
-        """The last mark."""
         return self._marks[-1]
 
     def remove(self, ordinal: int) -> None:
