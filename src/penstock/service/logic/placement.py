@@ -122,7 +122,7 @@ def opening_places(
     if record.work.form == Form.SHARD:
         if is_local(record.options) and not record.begun.leased:
             return tuple(_places_on_host(state, request, workers))
-        return tuple(listed_places(state, workers))
+        return tuple(_place_listed(_listed_workers(state, workers), workers))
     if record.work.form == Form.SINGLE:
         loads = {info.worker: len(state.roster.workers[info.worker].streams) for info in workers}
         return tuple(first_places(1, sorted(workers, key=lambda info: loads[info.worker])))
@@ -208,15 +208,16 @@ def first_places(count: int, workers: list[WorkerInfo]) -> list[StreamPlace]:
     return places + [StreamPlace(i, next(hosts)) for i in range(len(places), count)]
 
 
-def listed_places(state: State, workers: list[WorkerInfo]) -> list[StreamPlace]:
-    """A stream for each listed address; other workers make it until a worker joins there."""
-    others = cycle(info.worker for info in workers) if workers else cycle((None,))
+def _place_listed(
+    listed: list[tuple[str, WorkerInfo | None]], workers: list[WorkerInfo]
+) -> list[StreamPlace]:
+    """A stream for each listed address; one of `workers` makes it until a worker joins there."""
+    there = [info.worker for info in workers]
+    known, others = set(there), cycle(there) if there else cycle((None,))
     places = []
-    for stream, (listed, info) in enumerate(_listed_workers(state, workers)):
-        if info is None:
-            places.append(StreamPlace(stream, next(others), listed))
-        else:
-            places.append(StreamPlace(stream, info.worker, info.address))
+    for stream, (address, info) in enumerate(listed):
+        worker = info.worker if info is not None and info.worker in known else next(others)
+        places.append(StreamPlace(stream, worker, address if info is None else info.address))
     return places
 
 
@@ -229,13 +230,7 @@ def _places_on_host(
     """
     listed = _listed_workers(state, candidates(state, None))
     if request.streams:
-        hosts = cycle(info.worker for info in workers) if workers else cycle((None,))
-        resumed = []
-        for stream, (listed_address, info) in enumerate(listed[: request.streams]):
-            host = info.worker if info in workers else next(hosts)
-            address = listed_address if info is None else info.address
-            resumed.append(StreamPlace(stream, host, address))
-        return resumed
+        return _place_listed(listed[: request.streams], workers)
     places = [
         StreamPlace(stream, info.worker, info.address)
         for stream, (_, info) in enumerate(listed)
