@@ -289,8 +289,7 @@ class LocalWorkers:
         self._numbers = 0
         self._workers = [_Worker() for _ in range(count)]
         self._server: ForkServer | None = None
-        self._thread = threading.Thread(target=self._run, name="penstock-local", daemon=True)
-        self._thread.start()
+        self._thread = MACHINE.start(self._run, "penstock-local")
 
     def __len__(self) -> int:
         with self._changed:
@@ -325,13 +324,13 @@ class LocalWorkers:
             self._changed.notify_all()
             for worker in self._workers:
                 worker.shut()
-            self._changed.wait_for(self._is_ended, timing.LOCAL_WORKER_END)
+            self._changed.wait_for(
+                lambda: all(worker.channel is None for worker in self._workers),
+                timing.LOCAL_WORKER_END,
+            )
             if self._server is not None:
                 self._server.close()
         self._thread.join()
-
-    def _is_ended(self) -> bool:
-        return all(worker.channel is None for worker in self._workers)
 
     # These run in the thread. It ends after the program, which the kernel kills with the thread.
 

@@ -88,27 +88,14 @@ def is_launched(rest: str) -> bool:
     return rest.partition("?")[0] not in ("", AUTO, LOCAL)
 
 
-def make_options(
-    call: str,
-    *,
-    name: str,
-    workers: Any = None,
-    cpus: Any = 1.0,
-    wait: Any = timing.RAY_WAIT,
-    linger: Any = timing.RAY_UNUSED,
-    work_dir: str | None = None,
-    lasting: bool = False,
-) -> RayOptions:
-    """Checked options; raises an error that names `call`."""
-    return RayOptions(
-        name=name,
-        workers=None if workers is None else _parse_workers(call, workers),
-        cpus=_parse_number(call, "cpus", cpus),
-        wait=_parse_number(call, "wait", wait),
-        linger=_parse_number(call, "linger", linger),
-        work_dir=work_dir or None,
-        lasting=lasting,
-    )
+def make_options(call: str, *, work_dir: str | None = None, **given: Any) -> RayOptions:
+    """Options that are checked; raises an error that names `call`."""
+    if given.get("workers") is not None:
+        given["workers"] = _parse_workers(call, given["workers"])
+    for name in ("cpus", "wait", "linger"):
+        if name in given:
+            given[name] = _parse_number(call, name, given[name])
+    return RayOptions(work_dir=work_dir or None, **given)
 
 
 def _parse_workers(call: str, workers: Any) -> WorkerRange:
