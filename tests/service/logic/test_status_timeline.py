@@ -3,7 +3,7 @@
 from penstock.service.logic.dispatcher import decide, tick
 from penstock.service.logic.facts import DispatcherStarted
 from penstock.service.logic.state import Settings
-from penstock.service.logic.status import KINDS, MOST_INCIDENTS, Timeline
+from penstock.service.logic.status import MOST_INCIDENTS, Timeline
 from penstock.service.protocol.messages import (
     ClientHeartbeat,
     Leave,
@@ -14,6 +14,9 @@ from penstock.service.protocol.messages import (
     WorkerInfo,
 )
 from tests.service.logic.world import SPLIT, World
+
+KINDS = set("joined left lost unreachable moved crashed failed began ended removed".split())
+"""The kinds that `penstock top`, the dashboard and the docs know."""
 
 
 class Story:
@@ -36,7 +39,7 @@ class Story:
 
     def texts(self) -> list[str]:
         rows = self.line.as_rows()
-        assert {row["kind"] for row in rows} <= set(KINDS)
+        assert {row["kind"] for row in rows} <= KINDS
         return [f"{row['kind']}: {row['text']}" for row in rows]
 
 

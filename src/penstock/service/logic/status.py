@@ -406,7 +406,7 @@ _NOTHING: Mapping[str, str] = {}
 
 
 class Incident(NamedTuple):
-    """Something that happened: `kind` is one of `KINDS`, `text` says what."""
+    """Something that happened: `kind` is a word such as "joined" or "lost", `text` says what."""
 
     time: float
     """Seconds since 1970."""
@@ -414,20 +414,6 @@ class Incident(NamedTuple):
     text: str
     about: Mapping[str, str] = _NOTHING
     """What it is about, for logs: `worker`, `job`, `job_name` and `dataset`, where known."""
-
-
-KINDS = (
-    "joined",
-    "left",
-    "lost",
-    "unreachable",
-    "moved",
-    "crashed",
-    "failed",
-    "began",
-    "ended",
-    "removed",
-)
 
 
 class Timeline:
