@@ -700,16 +700,14 @@ class FetchGate:
             self.leave()
         while not self.wait(timing.HAND_BACK):
             now = self._runtime.now()
-            for move in self._list_moves():
+            with self._changed:
+                moves = tuple(self._moves.values())
+            for move in moves:
                 move.give_up(now)
             for server in self.reporter.servers:
                 server.hand_back()
                 if now > self._until:
                     server.give_up(now - timing.SWITCH)
-
-    def _list_moves(self) -> tuple[Move, ...]:
-        with self._changed:
-            return tuple(self._moves.values())
 
     def wait(self, timeout: float | None) -> bool:
         """Blocks until every accepted fetch has ended; returns False after `timeout`."""

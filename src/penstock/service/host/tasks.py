@@ -386,11 +386,10 @@ def _cut_block(block: Block, stride: Stride, number: int, stop: int) -> Fetched:
         return FailedElement(number, result.content, result.place)
     first = stride.ordinal(number) - block.first
     last = min(block.stop, stride.ordinal(stop - 1) + 1) - block.first
-    chunk = _pick_rows(result.content, first, last, stride.of)
+    if stride.of == 1:
+        chunk = result.content.rows(first, last)
+    else:
+        chunk = result.content.take(np.arange(first, last, stride.of))
     begins = number == stride.count(block.first)
     mark = Mark(number, result.mark) if result.mark is not None and begins else None
     return FetchedChunk(number, chunk, mark, result.seconds * len(chunk) / len(result.content))
-
-
-def _pick_rows(chunk: Chunk, first: int, last: int, step: int) -> Chunk:
-    return chunk.rows(first, last) if step == 1 else chunk.take(np.arange(first, last, step))

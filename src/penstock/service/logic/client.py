@@ -56,8 +56,9 @@ class Reading:
         self.shared_end = False
         """Whether the dispatcher said at the end that other readers got elements, too."""
         self._elements = limits.elements
-        self._turns = shape.turns if _takes_turns(opened, ordered) else None
         keeps_order = _keeps_order(opened, ordered)
+        merges_inputs = work.form == Form.SPLIT and keeps_order and not opened.leased
+        self._turns = shape.turns if merges_inputs else None
         self.fetcher = Fetcher(
             self._make_order(opened, shape, consumer, state, free=not keeps_order),
             limits,
@@ -280,11 +281,6 @@ def _keeps_order(opened: OpenIterationReply, ordered: bool) -> bool:
     """
     fixed = opened.leased or opened.work.consumers > 0
     return fixed or (ordered and opened.work.form != Form.WHOLE)
-
-
-def _takes_turns(opened: OpenIterationReply, ordered: bool) -> bool:
-    """Whether this client merges the inputs of an `interleave` itself."""
-    return opened.work.form == Form.SPLIT and _keeps_order(opened, ordered) and not opened.leased
 
 
 def _length(work: Work, consumer: int, shape: Shape) -> int | None:

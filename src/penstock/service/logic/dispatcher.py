@@ -375,7 +375,8 @@ def _iteration_facts(record: IterationRecord) -> Iterator[Fact]:
     for client in record.members.values():
         yield from _client_facts(client)
     for name, group in record.groups.items():
-        yield _group_fact(job, name, group)
+        reached = ((stream, track.reached) for stream, track in sorted(group.tracks.items()))
+        yield GroupReached(job, name, group.begun, tuple(reached))
     for client in record.members.values():
         yield from _lease_facts(client, record.groups[client.group])
     # After the clients: when the last client of an iteration leaves, its streams lose their places.
@@ -390,11 +391,6 @@ def _client_facts(client: ClientRecord) -> Iterator[Fact]:
         yield ConsumptionKept(client.client, *client.consumed.pack())
     if client.standing != HERE:
         yield ClientGone(client.client, client.standing)
-
-
-def _group_fact(job: str, name: str, group: Group) -> GroupReached:
-    reached = ((stream, track.reached) for stream, track in sorted(group.tracks.items()))
-    return GroupReached(job, name, group.begun, tuple(reached))
 
 
 def _lease_facts(client: ClientRecord, group: Group) -> Iterator[Fact]:

@@ -189,7 +189,8 @@ class Fetcher:
             return made
         self._ask_for_made(made)
         refused = 0
-        for feed in chain(self._promised, self._upcoming()):
+        self._discard()
+        for feed in chain(self._promised, self.order.upcoming()):
             if not feed.asks:
                 continue  # Cheap: many feeds only wait to be handed out, and this loop runs often.
             try:
@@ -223,11 +224,6 @@ class Fetcher:
         for feed in self._behind:
             while self._is_moving(feed) and (ask := self._ask(feed)) is not None:
                 made.append(ask)
-
-    def _upcoming(self) -> Iterable[Feed]:
-        upcoming = self.order.upcoming()
-        self._discard()
-        return upcoming
 
     def _discard(self) -> None:
         """Subtracts what replaced feeds had, and what the order has released, from the counts."""
@@ -508,7 +504,9 @@ class Fetcher:
             return None
         ask.feed.note_part(answered.began)
         if answered.length is not None:
-            self._end_stream(ask.feed, answered.length)
+            if ask.feed.length is None:
+                self.sizes.note_length(answered.length)
+            ask.feed.end(answered.length)
             ask.feed.used = answered.used
             ask.feed.note_part(answered.began, answered.ended)
         self._note_progress(ask)
@@ -517,11 +515,6 @@ class Fetcher:
             short = self.sizes.whole // 2 if self.sizes.element_bytes else SHORT
             self.order.done(ask.feed, None if answered.length is None else answered.lengths, short)
         return ask.feed if self._is_complete(ask.feed) else None
-
-    def _end_stream(self, feed: Feed, length: int) -> None:
-        if feed.length is None:
-            self.sizes.note_length(length)
-        feed.end(length)
 
     def _note_progress(self, ask: Ask) -> None:
         """Requests missing elements again; if none is missing, the next request may be larger."""

@@ -8,7 +8,6 @@ readers of one job, side by side.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import msgspec
@@ -120,18 +119,13 @@ def _prepare_iteration(
 def _superseded_clients(record: IterationRecord, request: OpenIteration) -> list[Fact]:
     """The facts that remove the clients that a joining client supersedes."""
     if record.options.consumers:
-        return list(_replaced_consumers(record, request))
+        same = (m for m in record.members.values() if m.consumer == request.consumer)
+        others = (m for m in same if m.client != request.client)
+        # Also lost ones, so that they cannot return.
+        return [ClientGone(m.client, SUPERSEDED) for m in others if m.standing in (HERE, LOST)]
     if not record.begun.leased or not request.resumes:
         return []
     return list(find_rewound(record, request))
-
-
-def _replaced_consumers(record: IterationRecord, request: OpenIteration) -> Iterator[Fact]:
-    """Removes clients of the same consumer index, also lost ones, so that they cannot return."""
-    for member in record.members.values():
-        same = member.consumer == request.consumer and member.client != request.client
-        if same and member.standing in (HERE, LOST):
-            yield ClientGone(member.client, SUPERSEDED)
 
 
 def _join_facts(
