@@ -25,7 +25,6 @@ def cluster():
     [
         ("grpc://host:5000", ("grpc", "host:5000")),
         ("host:5000", ("grpc", "host:5000")),
-        (("grpc", "host:5000"), ("grpc", "host:5000")),
         ("local://4", ("local", "4")),
         ("local://", ("local", "")),
     ],
@@ -34,7 +33,7 @@ def test_services_are_named_by_urls(given, expected):
     assert services.parse(given) == expected
 
 
-@pytest.mark.parametrize("given", [None, "", 5, ("grpc",)])
+@pytest.mark.parametrize("given", [None, "", 5, ("grpc", "host:5000")])
 def test_what_is_no_url_is_refused(given):
     with pytest.raises(InvalidArgumentError, match="here: service must be a URL like"):
         services.parse(given, "here")

@@ -304,19 +304,16 @@ def register_scheme(name: str, serve: Callable[[str], Service]) -> None:
 
 
 def parse(service: Any, call: str = "service.distribute") -> tuple[str, str]:
-    """Scheme and address of a service: a URL, an address alone (grpc), or a pair."""
-    if isinstance(service, tuple | list) and len(service) == 2:
-        scheme, address = service
-    elif not isinstance(service, str) or not service:
+    """Scheme and address of a service: a URL, or an address alone (grpc)."""
+    if not isinstance(service, str) or not service:
         raise InvalidArgumentError(
             f"{call}: service must be a URL like grpc://localhost:5000 or local://4, "
             f"got {service!r}"
         )
-    else:
-        parts = service.split("://")
-        if len(parts) > 2:
-            raise InvalidArgumentError(f"{call}: service {service!r} holds more than one '://'")
-        scheme, address = ("grpc", parts[0]) if len(parts) == 1 else (parts[0], parts[1])
+    if service.count("://") > 1:
+        raise InvalidArgumentError(f"{call}: service {service!r} holds more than one '://'")
+    before, separator, address = service.rpartition("://")
+    scheme = before if separator else "grpc"
     if not scheme:
         raise InvalidArgumentError(f"{call}: service {service!r} has no scheme before '://'")
     if scheme not in SCHEMES:
