@@ -13,7 +13,7 @@ from typing import Any
 
 from penstock.errors import InvalidArgumentError
 from penstock.plan.shape import OWNED_FORMS, WHOLE_FILE, Form, Shape
-from penstock.service.logic.feeds import LEAST_AHEAD, Failure, Feed, FeedChunk, Limits, spans
+from penstock.service.logic.feeds import LEAST_AHEAD, Failure, Feed, FeedChunk, Limits
 from penstock.service.logic.fetching import Fetcher, Order
 from penstock.service.logic.interleave_order import MOST_INPUTS, InterleaveOrder
 from penstock.service.logic.leases import Ranges
@@ -243,10 +243,11 @@ class Reading:
 
     def sure(self) -> int:
         """How many elements come next, no matter what other readers do and what arrives first."""
-        if not self.leased:
+        order = self.fetcher.order
+        if not isinstance(order, LeaseOrder):
             pledge = self.fetcher.pledge()
             return 0 if pledge is None else pledge[2] - pledge[1]
-        feed = self.fetcher.order.turn()
+        feed = order.turn()
         if feed is None:
             return 0
         # A lease may reach beyond the end of its stream; the next element is then in another one.
@@ -262,8 +263,7 @@ class Reading:
         """
         order = self.fetcher.order
         if isinstance(order, LeaseOrder):
-            held = [list(span) for span in spans(order.feeds)]
-            return {**self._record.state(later), "held": held}
+            return {**self._record.state(later), "held": list(map(list, order.spans()))}
         if isinstance(order, RoundRobinOrder) and self.extendable:
             # Read when the state is kept: by then it may count elements of streams added later.
             return {"order": {**order.state(False), "begins": later(lambda: order.begins)}}

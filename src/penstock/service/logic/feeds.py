@@ -7,7 +7,7 @@ out every ordinal once. The length of a stream must not depend on which worker c
 from __future__ import annotations
 
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -155,11 +155,6 @@ class Feed:
     def limit(self) -> int:
         """The stream has no element at or beyond this ordinal, for this feed."""
         return self.stop if self.length is None else min(self.stop, self.length)
-
-    @property
-    def held_stop(self) -> int:
-        """This client may hand out no element at or beyond this ordinal."""
-        return self.limit
 
     @property
     def over(self) -> bool:
@@ -378,16 +373,6 @@ class Feed:
         if state[3] is not None:
             feed.restore_mark(state[3])
         return feed
-
-
-def spans(feeds: list[Feed]) -> Iterator[tuple[int, int, int]]:
-    """The ranges of leases that were not handed out: stream, start, stop."""
-    for feed in feeds:
-        start = feed.next
-        for ahead, stop in [*sorted(feed.ahead.items()), (feed.held_stop, feed.held_stop)]:
-            if start < ahead:
-                yield feed.stream, start, ahead
-            start = max(start, stop)
 
 
 @dataclass(frozen=True)

@@ -336,6 +336,7 @@ class LeasedFeed(Feed):
 
     @property
     def held_stop(self) -> int:
+        """This client may hand out no element at or beyond this ordinal."""
         return min(self.leased, self.limit)
 
     @property
@@ -376,9 +377,6 @@ class LeasedFeed(Feed):
         if self._asked <= self.leased:
             self.stop = self.leased
             return None
-        return self._make_shorter_feed()
-
-    def _make_shorter_feed(self) -> LeasedFeed:
         feed = LeasedFeed(
             Grant(StreamRange(self.stream, self.next, self.leased), self.home), closed=True
         )
@@ -451,7 +449,7 @@ class LeaseOrder(FeedOrder):
                     self._dropped.append(feed)
                     self._open[index] = instead
 
-    def turn(self) -> Feed | None:
+    def turn(self) -> LeasedFeed | None:
         while self._open and self._open[0].over:
             self._ended.append(self._open.pop(0))
         return self._open[0] if self._open else None
@@ -485,9 +483,14 @@ class LeaseOrder(FeedOrder):
                 break
         return left
 
-    @property
-    def feeds(self) -> list[Feed]:
-        return [feed for feed in self._open if feed.room]
+    def spans(self) -> Iterator[tuple[int, int, int]]:
+        """The ranges of leases that were not handed out: stream, start, stop."""
+        for feed in self._open:
+            start, end = feed.next, feed.held_stop
+            for ahead, stop in [*sorted(feed.ahead.items()), (end, end)] if feed.room else ():
+                if start < ahead:
+                    yield feed.stream, start, ahead
+                start = max(start, stop)
 
 
 _BEATS = 2
