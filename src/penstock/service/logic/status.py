@@ -495,9 +495,7 @@ def _worker_heard(line: Timeline, state: State, fact: WorkerHeard) -> Descriptio
 
 
 def _streams_placed(line: Timeline, state: State, fact: StreamsPlaced) -> Description:
-    record = state.iterations.get(fact.job)
-    if record is None:
-        return None
+    record = state.iterations[fact.job]
     placed = [place for place in fact.places if place.worker is not None]
     moved = [
         place.worker
@@ -514,18 +512,15 @@ def _streams_placed(line: Timeline, state: State, fact: StreamsPlaced) -> Descri
 
 
 def _client_joined(line: Timeline, state: State, fact: ClientJoined) -> Description:
-    record = state.iterations.get(fact.job)
-    if record is None:
-        return None
+    record = state.iterations[fact.job]
     resumed = ", from a saved state" if fact.resumes else ""
     return "joined", f"reader of {_job(record)}{resumed}", _names_of(record)
 
 
 def _client_gone(line: Timeline, state: State, fact: ClientGone) -> Description:
-    client = state.clients.get(fact.client)
-    if client is None or fact.how not in (LEFT, LOST) or client.job not in state.iterations:
+    if fact.how not in (LEFT, LOST):
         return None
-    record = state.iterations[client.job]
+    record = state.iterations[state.clients[fact.client].job]
     text = f"reader of {_job(record)}"
     if fact.how == LOST:
         return "lost", f"{text}: silent for {state.settings.lease_seconds:g} s", _names_of(record)
@@ -541,8 +536,8 @@ def _iteration_begun(line: Timeline, state: State, fact: IterationBegun) -> Desc
 
 def _iteration_removed(line: Timeline, state: State, fact: IterationRemoved) -> Description:
     line.orphans = {each for each in line.orphans if each[0] != fact.job}
-    record = state.iterations.get(fact.job)
-    return None if record is None else ("removed", _job(record), _names_of(record))
+    record = state.iterations[fact.job]
+    return "removed", _job(record), _names_of(record)
 
 
 def _job(record: IterationRecord) -> str:
