@@ -45,7 +45,7 @@ from penstock.plan.array_references import Resolve
 from penstock.plan.codec import decode
 from penstock.plan.nodes import Node
 from penstock.plan.references import decode_by_reference
-from penstock.service.host.runtime import MACHINE, Runtime
+from penstock.service.host.runtime import MACHINE
 from penstock.service.protocol import timing
 from penstock.service.protocol.messages import (
     GetArray,
@@ -648,21 +648,20 @@ class ArrayStore:
             self._is_known = lambda name: False
 
 
-def fetch_array(call: Call, name: str, start: int, stop: int, runtime: Runtime = MACHINE) -> bytes:
+def fetch_array(call: Call, name: str, start: int, stop: int) -> bytes:
     """The bytes of an array from the dispatcher; blocks until a client has sent them."""
     first = start - start % PART
-    parts = [_fetch_part(call, name, offset, runtime) for offset in range(first, stop, PART)]
+    parts = [_fetch_part(call, name, offset) for offset in range(first, stop, PART)]
     return b"".join(parts)[start - first : stop - first]
 
 
-def _fetch_part(call: Call, name: str, offset: int, runtime: Runtime) -> bytes:
-    pause = runtime.event()
+def _fetch_part(call: Call, name: str, offset: int) -> bytes:
     while True:
         reply = call(GetArray(name, offset))
         assert isinstance(reply, GetArrayReply)
         if reply.data:
             return reply.data
-        pause.wait(timing.ARRAY_PAUSE)
+        time.sleep(timing.ARRAY_PAUSE)
 
 
 class ArrayUploads:
@@ -672,14 +671,12 @@ class ArrayUploads:
     want none, it asks at growing intervals.
     """
 
-    def __init__(
-        self, call: Call, offers: Sequence[ArrayOffer], runtime: Runtime = MACHINE
-    ) -> None:
+    def __init__(self, call: Call, offers: Sequence[ArrayOffer]) -> None:
         self._call, self._offers = call, offers
         self._closed = False  # Set by `close` in any thread; a stale value costs one more round.
-        self._woken = runtime.event()
+        self._woken = threading.Event()
         if offers:
-            runtime.start(self._run, "penstock-uploads")
+            MACHINE.start(self._run, "penstock-uploads")
 
     def hurry(self) -> None:
         """Asks at once: a worker of another machine is about to need an array."""
