@@ -292,13 +292,10 @@ class Links:
     def want(self, workers: Iterable[WorkerInfo]) -> list[str]:
         """Sets the workers to connect to; returns connected workers that are no longer wanted."""
         self._wanted = {info.worker: info for info in workers}
-        gone = self.unwanted
-        for worker in list(self.unreachable):
-            if worker not in self._wanted:
-                del self.unreachable[worker]
+        self.unreachable = {w: why for w, why in self.unreachable.items() if w in self._wanted}
         self._reasons = {w: why for w, why in self._reasons.items() if w in self._wanted}
         self._cuts = {w: cuts for w, cuts in self._cuts.items() if w in self._wanted}
-        return gone
+        return self.unwanted
 
     @property
     def unwanted(self) -> list[str]:

@@ -204,12 +204,14 @@ class _RequestHandler:
         self._functions = functions
         self._counts = RequestCounts()
         folder = os.path.abspath(os.path.expanduser(work_dir)) if work_dir else None
+        self._hold: Hold | None = None
         if folder is not None:
             with translate_errors(folder, "dispatcher: work_dir"):
                 os.makedirs(folder, mode=0o700, exist_ok=True)
             check_folder(folder, "dispatcher: work_dir")
-        # The hold first: it protects the whole folder.
-        self._hold = _hold_folder(folder, standby)
+            # The hold first: it protects the whole folder.
+            with translate_errors(folder, "dispatcher: work_dir"):
+                self._hold = acquire(folder, standby)
         with on_error(self._release):
             self.ledger = self._open_ledger(settings, folder)
         with on_error(self._release), on_error(self.ledger.close):
@@ -274,7 +276,7 @@ class _RequestHandler:
             self._check_hold()
             return self._decide(request)
         except Exception:
-            self._counts.count_failure(request)
+            self._counts.count(request, has_failed=True)
             raise
 
     def measure(self, rejections: int) -> Values:
@@ -344,13 +346,6 @@ class _RequestHandler:
         self._plans.close()
         self._arrays.close()
         self._release()
-
-
-def _hold_folder(folder: str | None, wait: bool) -> Hold | None:
-    if folder is None:
-        return None
-    with translate_errors(folder, "dispatcher: work_dir"):
-        return acquire(folder, wait)
 
 
 def _check_python(python: str) -> None:

@@ -380,13 +380,9 @@ class RequestCounts:
         self._asked = Counter(dict.fromkeys(kinds, 0))  #: guarded by _lock
         self._failed = self._asked.copy()  #: guarded by _lock
 
-    def count(self, request: Request) -> None:
+    def count(self, request: Request, has_failed: bool = False) -> None:
         with self._lock:
-            self._asked[type(request).__name__] += 1
-
-    def count_failure(self, request: Request) -> None:
-        with self._lock:
-            self._failed[type(request).__name__] += 1
+            (self._failed if has_failed else self._asked)[type(request).__name__] += 1
 
     def values(self) -> Values:
         with self._lock:

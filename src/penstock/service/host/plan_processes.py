@@ -498,14 +498,12 @@ class PlanProcesses:
     def _receive(self, process: PlanProcess) -> None:
         with process.channel, contextlib.suppress(OSError):
             while data := process.channel.recv(LARGEST):
+                message: FromProcess = decoder_of_worker.decode(data)
                 with self._changed:
-                    self._handle(process, decoder_of_worker.decode(data))
+                    process.handle(message, time.monotonic())
+                    if isinstance(message, TidyUpReply):
+                        self._sent += message.sent
                     self._changed.notify_all()
-
-    def _handle(self, process: PlanProcess, message: FromProcess) -> None:
-        process.handle(message, time.monotonic())
-        if isinstance(message, TidyUpReply):
-            self._sent += message.sent
 
     # Exits of processes
 
