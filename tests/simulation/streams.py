@@ -22,8 +22,8 @@ class CheckedStream(RemoteStream):
         self.repeats(opened.repeated)
         return request, opened
 
-    def _ask(self) -> None:
-        super()._ask()
+    def _attend(self) -> None:
+        super()._attend()
         self._check_memory()
 
     def _check_memory(self) -> None:

@@ -275,10 +275,7 @@ class RemoteStream(Stream):
         self._deliveries.connect()
         self._report()
         if self._ready:
-            self._ask()
-
-    def _ask(self) -> None:
-        self._deliveries.request_elements()
+            self._deliveries.request_elements()
 
     def _raise_failure(self) -> None:
         """Raises what went wrong in the agent, in the session, or repeatedly on workers."""
@@ -295,7 +292,7 @@ class RemoteStream(Stream):
         match event:
             case OpError():
                 self._failure = event
-                self._reading.retry_lease()
+                self._reading.requests.is_waiting = False
             case LeaseReply():
                 self._reading.add_grants(event, self._now())
             case LeasesLost():
@@ -415,7 +412,7 @@ class RemoteStream(Stream):
 
     def _longest_wait(self, now: float) -> float:
         """Seconds to wait for a message at most: until the next retry, or look at the links."""
-        retry = self._reading.retry - now
+        retry = self._reading.requests.retry - now
         longest = min(timing.LONGEST_LOOK, self._opening.opened.worker_timeout / _LOOKS)
         return min(retry if retry > 0 else longest, self._links.pause(now), longest)
 

@@ -37,7 +37,7 @@ def _call_now(make: Callable[[], Any]) -> Any:
 
 
 class Reading:
-    """The reader of an iteration, with the leases and the state around its `fetcher`."""
+    """The reader of an iteration: its `fetcher`, its `requests` for leases, and its saved state."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class Reading:
         self._unread: set[int] = set()
         """Parts of files that could not be opened."""
         self._record = LeaseRecord()
-        self._requests = LeaseRequests(opened.intervals, limits.elements)
+        self.requests = LeaseRequests(opened.intervals, limits.elements)
         self.set_streams(opened.streams)
         if state is not None:
             self._restore(state, opened.held)
@@ -142,31 +142,22 @@ class Reading:
         """Adds what the dispatcher leased."""
         order = self.fetcher.order
         assert isinstance(order, LeaseOrder)
-        self._requests.apply_reply(leased, order.left, now)
+        self.requests.apply_reply(leased, order.left, now)
         order.answer(leased.grants, leased.finished, self._record.ends)
         self.fetcher.hungry = True
         self.shared_end = self.shared_end or leased.shared
 
-    def retry_lease(self) -> None:
-        """The last request for leases failed: `want` may ask again."""
-        self._requests.is_waiting = False
-
     def forget_leases(self) -> None:
         """Drops leases that were not handed out: the dispatcher may lease them to other readers."""
         self.fetcher.restart(self._lease_order())
-        self._requests.reset()
+        self.requests.reset()
 
     def want(self, now: float) -> int:
         """How many elements to ask the dispatcher for now; 0 for none."""
         order = self.fetcher.order
         if not isinstance(order, LeaseOrder) or order.finished:
             return 0
-        return self._requests.want(order.left, len(self.fetcher.workers), now)
-
-    @property
-    def retry(self) -> float:
-        """When leases may be asked for again."""
-        return self._requests.retry
+        return self.requests.want(order.left, len(self.fetcher.workers), now)
 
     # Handing out
 
@@ -192,13 +183,13 @@ class Reading:
         self._record.settle()
         if self.leased:
             # The dispatcher leases what is not reported again if this client is lost.
-            count = max(1, min(count, self._requests.pace.count_in(timing.UNREPORTED_WORK)))
+            count = max(1, min(count, self.requests.pace.count_in(timing.UNREPORTED_WORK)))
         taken = self.fetcher.take(count)
         if taken is not None and self.leased:
             feed, start, chunk = taken
             self._record.note_end(feed)
             self._record.hand_out(StreamRange(feed.stream, start, start + len(chunk)))
-            self._requests.pace.note(len(chunk), now)
+            self.requests.pace.note(len(chunk), now)
         return taken
 
     def take_turns(self, count: int) -> list[FeedChunk]:
