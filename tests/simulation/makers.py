@@ -275,7 +275,12 @@ class NumberTasks(Tasks):
 
     def check_idle(self) -> None:
         """Checks that without readers the worker keeps nothing."""
-        left = (len(self), len(self.pool.streams), self.pool.nbytes, self.opened)
+        left = (
+            len(self),
+            len(self.pool.streams),
+            sum(each.nbytes for each in self.pool.budgets.values()),
+            self.opened,
+        )
         if any(left):
             self.world.report_violation(
                 "{} has readers of {} streams, {} streams, {} bytes and {} cursors left".format(

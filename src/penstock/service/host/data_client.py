@@ -336,7 +336,12 @@ class Links:
             worker, connection = self._arrived.popleft()
             self._busy.discard(worker)
             if isinstance(connection, OpError):
-                self._explain_refusal(worker, connection)
+                is_new = worker not in self.unreachable
+                if is_new and isinstance(connection, FailedPreconditionError):
+                    # Too old or too new: other workers may hide that for long.
+                    _LOG.warning(
+                        "distribute: %s; this reader uses other workers", connection.message
+                    )
                 self.unreachable[worker] = connection
                 self._again[worker] = self._runtime.now() + timing.RECONNECT
             elif worker not in self._wanted:
@@ -351,11 +356,6 @@ class Links:
                 made.append(worker)
                 self.ever = True
         return made
-
-    def _explain_refusal(self, worker: str, error: OpError) -> None:
-        """Logs once that a worker is too old or too new; other workers may hide that for long."""
-        if isinstance(error, FailedPreconditionError) and worker not in self.unreachable:
-            _LOG.warning("distribute: %s; this reader uses other workers", error.message)
 
     def missing(self) -> list[str]:
         """Why each wanted worker is not connected."""

@@ -367,19 +367,16 @@ class Ledger:
             for fact in self._journal.replay():
                 self._state.apply(fact, self._clock.now())
             if len(self._journal):
-                self._log_restored(len(self._journal))
+                _LOG.info(
+                    "dispatcher: restored %d iterations, %d datasets and %d workers from %d facts",
+                    len(self._state.iterations),
+                    len(self._state.datasets),
+                    len(self._state.roster.workers),
+                    len(self._journal),
+                    extra={"event": "restored"},
+                )
         self._commit((DispatcherStarted(settings.dispatcher),))
         self._compact()
-
-    def _log_restored(self, facts: int) -> None:
-        _LOG.info(
-            "dispatcher: restored %d iterations, %d datasets and %d workers from %d facts",
-            len(self._state.iterations),
-            len(self._state.datasets),
-            len(self._state.roster.workers),
-            facts,
-            extra={"event": "restored"},
-        )
 
     def log_incidents(self) -> None:
         """Logs what has happened since the last call."""

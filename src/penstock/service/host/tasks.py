@@ -182,7 +182,7 @@ class Task:
     def __init__(self, tasks: Tasks, work: Work) -> None:
         self._tasks = tasks
         self._timer = tasks.pool.runtime.timer
-        self._work = work
+        self.work = work
         self._shared: WorkerStream | None = None
         self._stride = Stride()
         self._stream: Stream | None = None
@@ -258,10 +258,6 @@ class Task:
         """A mark of the stream, before the first element of this task that is behind it."""
         return msgspec.structs.replace(mark, ordinal=self._stride.count(mark.ordinal))
 
-    @property
-    def work(self) -> Work:
-        return self._work
-
     def save_idle_mark(self) -> Mark | None:
         """A mark where the stream was idle when this was called first, if its state is small."""
         if not self._was_idle and self.moving_stream is not None:
@@ -290,7 +286,7 @@ class Task:
     @property
     def is_partial(self) -> bool:
         """Whether the worker does not know how many elements come before those of its stream."""
-        return self._work.form in PARTIAL_FORMS
+        return self.work.form in PARTIAL_FORMS
 
     @property
     def used(self) -> dict[str, int] | None:
@@ -304,9 +300,9 @@ class Task:
 
     def _join(self) -> WorkerStream:
         if self._shared is None:
-            self._shared = self._tasks.join(self._work)
-            if self._work.consumers > 1 and not self._shared.plan.random:
-                self._stride = Stride(self._work.consumers, self._work.consumer)
+            self._shared = self._tasks.join(self.work)
+            if self.work.consumers > 1 and not self._shared.plan.random:
+                self._stride = Stride(self.work.consumers, self.work.consumer)
         return self._shared
 
     def _fetch_shared(
@@ -314,7 +310,7 @@ class Task:
     ) -> Iterator[Fetched]:
         stride, number = self._stride, start
         want = WantedElements(
-            stride.ordinal(start), stride.ordinal(stop - 1) + 1, self._work.consumer
+            stride.ordinal(start), stride.ordinal(stop - 1) + 1, self.work.consumer
         )
         while number < stop:
             want.at = stride.ordinal(number)

@@ -50,7 +50,6 @@ from penstock.service.protocol.messages import (
     WorkerHeartbeat,
     WorkerHeartbeatReply,
     WorkerInfo,
-    WorkStatus,
 )
 from penstock.version import VERSION
 
@@ -380,15 +379,12 @@ class RunningWorker:
         self._is_registered = False
         self._heartbeat_failures += 1
 
-    def _note_work(self, jobs: tuple[WorkStatus, ...]) -> None:
-        self._elements += sum(job.elements for job in jobs)
-        self._seconds += sum(job.seconds for job in jobs)
-        self._kept = sum(job.buffered for job in jobs)
-
     def _send_heartbeat(self) -> None:
         """Reports the work that was done; registers again at a dispatcher that was restarted."""
         jobs = self.tasks.statuses()
-        self._note_work(jobs)
+        self._elements += sum(job.elements for job in jobs)
+        self._seconds += sum(job.seconds for job in jobs)
+        self._kept = sum(job.buffered for job in jobs)
         heartbeat = WorkerHeartbeat(
             worker=self.info.worker,
             jobs=jobs,

@@ -248,17 +248,13 @@ class StreamPool:
         """Bytes of states of workers that left, until clients read their streams."""
         self.demands: WeakValueDictionary[str, Demand] = WeakValueDictionary()
         """How much is computed at once, by job: its streams are alike, and may be short."""
-        self._budgets = {True: BlockBudget(kept), False: BlockBudget(_TAILS)}
+        self.budgets = {True: BlockBudget(kept), False: BlockBudget(_TAILS)}
         """For streams that several clients read, and for all other streams; guarded by `lock`."""
-
-    @property
-    def nbytes(self) -> int:
-        return sum(budget.nbytes for budget in self._budgets.values())
 
     def allowance(self) -> int:
         """The bytes by which a coordinated read may be ahead of its slowest consumer."""
         paced = sum(stream.production.pace is not None for stream in self.streams.values())
-        return TAIL + self._budgets[True].limit // max(1, paced)
+        return TAIL + self.budgets[True].limit // max(1, paced)
 
     def reserve(self, stream: WorkerStream, nbytes: int, cache: int | None = None) -> None:
         """Counts bytes that another worker sends: of the state of a stream, or of a `cache` of it.
@@ -277,7 +273,7 @@ class StreamPool:
 
     def keep(self, stream: WorkerStream, block: Block) -> None:
         """Counts a block that its stream keeps; drops older blocks if there are too many bytes."""
-        budget = self._budgets[stream.production.kept]
+        budget = self.budgets[stream.production.kept]
         if stream.production.pace is None:
             budget.add(stream.name, block.start, block.nbytes)
         self.trim(stream)
@@ -287,19 +283,19 @@ class StreamPool:
 
     def touch(self, stream: WorkerStream, block: Block) -> None:
         """Notes that a block was used."""
-        self._budgets[stream.production.kept].touch(stream.name, block.start)
+        self.budgets[stream.production.kept].touch(stream.name, block.start)
 
     def trim(self, stream: WorkerStream) -> None:
         """Drops the blocks of a stream that no client waits for."""
         for start in stream.production.droppable():
             stream.production.blocks.drop(start)
-            self._budgets[stream.production.kept].remove(stream.name, start)
+            self.budgets[stream.production.kept].remove(stream.name, start)
 
     def forget(self, stream: WorkerStream) -> None:
         """Removes a stream that is closed, and its blocks from the budgets."""
         if self.streams.get(stream.name) is stream:
             del self.streams[stream.name]
-            self._budgets[stream.production.kept].clear(stream.name)
+            self.budgets[stream.production.kept].clear(stream.name)
 
 
 class WorkerStream:
