@@ -62,10 +62,10 @@ def test_one_dispatcher_holds_a_folder(folder: str) -> None:
 
 def test_a_released_folder_is_free_at_once(folder: str) -> None:
     with hold_folder(folder) as first:
-        assert (first.number, first.is_takeover) == (1, False)
+        assert (first.claim.number, first.claim.is_takeover) == (1, False)
     first.release()
     with hold_folder(folder) as second:
-        assert (second.number, second.is_takeover) == (2, False)
+        assert (second.claim.number, second.claim.is_takeover) == (2, False)
     assert names(folder) == ["hold-2"]
 
 
@@ -75,7 +75,7 @@ def test_a_standby_waits_for_the_end_of_the_holder(folder: str) -> None:
         standby = threading.Thread(target=lambda: taken.append(acquire(folder, wait=True)))
         standby.start()
     standby.join()
-    assert not taken[0].is_takeover
+    assert not taken[0].claim.is_takeover
     taken[0].release()
 
 
@@ -85,7 +85,7 @@ def test_a_silent_holder_loses_the_folder(folder: str, caplog: pytest.LogCapture
     with hold_folder(folder) as first:
         first.on_loss = lost.set
         with hold_folder(folder, wait=True) as second:
-            assert (second.number, second.is_takeover) == (2, True)
+            assert (second.claim.number, second.claim.is_takeover) == (2, True)
             assert "took work_dir" in caplog.text
             for use in (first.check, first.renew, first.check):
                 with pytest.raises(UnavailableError, match="lost work_dir .*, process .* and ends"):
@@ -113,10 +113,10 @@ def test_a_holder_that_was_silent_continues_with_the_next_file(folder: str) -> N
     with hold_folder(folder) as first:
         first._renewed -= timing.HOLD_TRUST + 1.0
         first.check()
-        assert first.number == 2
+        assert first.claim.number == 2
         assert names(folder) == ["hold-2"]
         first.check()
-        assert first.number == 2
+        assert first.claim.number == 2
 
 
 @pytest.mark.usefixtures("silent")
@@ -172,7 +172,7 @@ def test_of_many_dispatchers_one_gets_the_folder(folder: str) -> None:
     for thread in threads:
         thread.join()
     (hold,) = found
-    assert names(folder) == [f"hold-{hold.number}"]
+    assert names(folder) == [f"hold-{hold.claim.number}"]
     hold.release()
 
 

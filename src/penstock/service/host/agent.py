@@ -25,7 +25,6 @@ from penstock.service.protocol.messages import (
     Bottleneck,
     ClientHeartbeat,
     ClientHeartbeatReply,
-    LastFact,
     Lease,
     LeaseReply,
     Leave,
@@ -95,7 +94,7 @@ class Agent:
         self._report = Report()  #: guarded by _changed
         self._unconfirmed = Report()  #: guarded by _changed
         """What was sent and not confirmed; sending it twice does no harm."""
-        self._last = opened.last if opened.leased else None  #: guarded by _changed
+        self.last = opened.last if opened.leased else None  #: guarded by _changed
         """The last fact that a reply to this reader rests on."""
         self._laps = None if lap is None else Laps(opened, lap)  #: guarded by _changed
         """Of a coordinated read that streams may join."""
@@ -152,11 +151,6 @@ class Agent:
     def client(self) -> str:
         return self._opening.client
 
-    @property
-    def last(self) -> LastFact | None:
-        """The last fact that a reply of the dispatcher to this reader rests on."""
-        return self._last
-
     def report(
         self,
         consumed: list[StreamRange],
@@ -202,7 +196,7 @@ class Agent:
         name = self.client
         with self._changed:
             consumed, ended = self._take_report()
-        beat = ClientHeartbeat(name, self._version, consumed=consumed, ended=ended, last=self._last)
+        beat = ClientHeartbeat(name, self._version, consumed=consumed, ended=ended, last=self.last)
         try:
             self._send(beat)
         except NotFoundError as error:
@@ -235,7 +229,7 @@ class Agent:
                 raise
             if self._confirm(request, reply):
                 return reply
-            request = msgspec.structs.replace(request, last=self._last)
+            request = msgspec.structs.replace(request, last=self.last)
 
     def _confirm(
         self, sent: Lease | ClientHeartbeat, reply: LeaseReply | ClientHeartbeatReply | None
@@ -267,10 +261,10 @@ class Agent:
         last = reply.last if reply is not None and self._leased else None
         if last is None:
             return True
-        if self._last is not None and last.life != self._last.life and sent.last != self._last:
+        if self.last is not None and last.life != self.last.life and sent.last != self.last:
             return False
-        if self._last is None or last.number >= self._last.number:
-            self._last = last
+        if self.last is None or last.number >= self.last.number:
+            self.last = last
         return True
 
     def become(self, opening: OpenIteration, opened: OpenIterationReply) -> None:
@@ -278,7 +272,7 @@ class Agent:
         with self._changed:
             self._opening, self._version, self._number = opening, opened.version, 0
             self._report.consumed, self._unconfirmed = [], Report()
-            self._heard, self._last = self._now(), opened.last
+            self._heard, self.last = self._now(), opened.last
             # These are about the old client id. AbortedError: this reader itself has resumed it.
             about_old = LeaseReply | LeasesLost | AbortedError
             for event in [e for e in self.events if isinstance(e, about_old)]:
@@ -317,7 +311,7 @@ class Agent:
                 self.client,
                 consumed=consumed,
                 ended=ended,
-                last=self._last,
+                last=self.last,
                 elements=report.elements,
                 waited=report.waited,
                 seconds=now - self._beat_at,
@@ -361,7 +355,7 @@ class Agent:
         with self._changed:
             number = self._number + 1
             consumed, ended = self._take_report()
-            request = Lease(self.client, number, want, consumed, ended, last=self._last)
+            request = Lease(self.client, number, want, consumed, ended, last=self.last)
         leased = self._send(request)
         if request.client == self.client:
             # Only now: if the reply is lost, the same number is granted the same elements again.
@@ -384,7 +378,7 @@ class Agent:
                 seconds=now - self._beat_at,
                 held=self._report.held,
                 budget=self._report.budget,
-                last=self._last,
+                last=self.last,
                 limit=self._limit,
                 bottleneck=self._take_signs(),
             )

@@ -55,7 +55,7 @@ class Hold:
     """
 
     def __init__(self, folder: str, claim: _Claim) -> None:
-        self._folder, self._claim = folder, claim  #: _claim is guarded by _lock
+        self._folder, self.claim = folder, claim  #: claim is guarded by _lock
         self._process = os.getpid()
         self._lock = threading.Lock()
         self._renewed = _now()  #: guarded by _lock
@@ -66,16 +66,6 @@ class Hold:
         self.on_loss: Callable[[], None] = lambda: None
         self._renewing = threading.Thread(target=self._renew, name="penstock-hold", daemon=True)
         self._renewing.start()
-
-    @property
-    def number(self) -> int:
-        """Counts the holders of the folder."""
-        return self._claim.number
-
-    @property
-    def is_takeover(self) -> bool:
-        """Whether the former holder may still run."""
-        return self._claim.is_takeover
 
     def check(self) -> None:
         """Raises UnavailableError if another dispatcher may have the folder."""
@@ -88,9 +78,9 @@ class Hold:
                     f"dispatcher: the disk of {self._folder!r} took longer than "
                     f"{timing.HOLD_TRUST:g} s to touch a file, so a standby may take over"
                 )
-        elif not os.path.exists(self._claim.path):
+        elif not os.path.exists(self.claim.path):
             with self._lock:  # Another thread may have replaced the file by the next one.
-                if not os.path.exists(self._claim.path):
+                if not os.path.exists(self.claim.path):
                     raise self._lose()
 
     def renew(self) -> None:
@@ -101,12 +91,12 @@ class Hold:
                 if self._is_late():
                     self._claim_again()
                 else:
-                    os.utime(self._claim.path)
+                    os.utime(self.claim.path)
             except OSError as error:
                 if error.errno in (errno.ENOENT, errno.ESTALE, errno.EEXIST):
                     raise self._lose() from None
                 raise UnavailableError(
-                    f"dispatcher: {self._claim.path} cannot be touched ({error}), so a standby may "
+                    f"dispatcher: {self.claim.path} cannot be touched ({error}), so a standby may "
                     "take over; look at that disk"
                 ) from None
             self._renewed = start
@@ -116,10 +106,10 @@ class Hold:
 
     def _claim_again(self) -> None:
         """Creates the next file: after so long a silence, another dispatcher may be doing so."""
-        if not os.path.exists(self._claim.path):
-            raise FileNotFoundError(errno.ENOENT, "deleted", self._claim.path)
-        former, self._claim = self._claim, _create(self._folder, self._claim.number + 1)
-        _remove_lower(self._folder, self._claim.number)
+        if not os.path.exists(self.claim.path):
+            raise FileNotFoundError(errno.ENOENT, "deleted", self.claim.path)
+        former, self.claim = self.claim, _create(self._folder, self.claim.number + 1)
+        _remove_lower(self._folder, self.claim.number)
         os.close(former.descriptor)
 
     def _lose(self) -> UnavailableError:
@@ -149,17 +139,19 @@ class Hold:
         self._released.set()
         with self._lock:
             if os.getpid() == self._process:  # A forked child shares the lock with its parent.
-                fcntl.flock(self._claim.descriptor, fcntl.LOCK_UN)
-            os.close(self._claim.descriptor)
+                fcntl.flock(self.claim.descriptor, fcntl.LOCK_UN)
+            os.close(self.claim.descriptor)
 
 
 class _Claim(NamedTuple):
     """A file `hold-N` that this process has created and locked."""
 
     number: int
+    """Counts the holders of the folder."""
     path: str
     descriptor: int
     is_takeover: bool = False
+    """Whether the former holder may still run."""
 
 
 def acquire(folder: str, wait: bool = False) -> Hold:
@@ -290,10 +282,12 @@ def _describe_holder(folder: str) -> str:
 
 def find_journal(folder: str, hold: Hold) -> str:
     """The path of the journal, for the holder of `folder`: a copy, if another one may write it."""
-    path = os.path.join(folder, _newest_journal(folder))
-    if not hold.is_takeover or not os.path.exists(path):
+    found = [match for name in os.listdir(folder) if (match := _JOURNAL.fullmatch(name))]
+    newest = max(found, key=lambda match: int(match[1] or 0))[0] if found else "journal.sqlite"
+    path = os.path.join(folder, newest)
+    if not hold.claim.is_takeover or not os.path.exists(path):
         return path
-    copy = os.path.join(folder, f"journal-{hold.number}.sqlite")
+    copy = os.path.join(folder, f"journal-{hold.claim.number}.sqlite")
     _copy_journal(path, copy)
     return copy
 
@@ -304,11 +298,6 @@ def remove_other_journals(path: str) -> None:
     for name in os.listdir(folder):
         if name.startswith("journal") and not name.startswith(own):
             os.unlink(os.path.join(folder, name))
-
-
-def _newest_journal(folder: str) -> str:
-    found = [match for name in os.listdir(folder) if (match := _JOURNAL.fullmatch(name))]
-    return max(found, key=lambda match: int(match[1] or 0))[0] if found else "journal.sqlite"
 
 
 def _copy_journal(path: str, copy: str) -> None:
