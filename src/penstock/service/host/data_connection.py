@@ -306,7 +306,9 @@ class Connection:
             return ResourceExhaustedError(
                 f"data connection to {self.peer}: no memory for what arrives; use smaller batches"
             )
-        if isinstance(error, TimeoutError | BlockingIOError) or _is_unreachable(error):
+        # The network may not reach the machine of a peer that is alive.
+        is_unreachable = getattr(error, "errno", None) in (errno.EHOSTUNREACH, errno.ENETUNREACH)
+        if isinstance(error, TimeoutError | BlockingIOError) or is_unreachable:
             if isinstance(error, BlockingIOError):
                 reason = "a message was cut short"  # What the system says is that it waited long.
             return DeadlineExceededError(
@@ -315,11 +317,6 @@ class Connection:
         if isinstance(error, EOFError | OSError) and not isinstance(error, OpError):
             return UnavailableError(f"data connection to {self.peer}: {reason}")
         return error
-
-
-def _is_unreachable(error: BaseException) -> bool:
-    """Whether the network does not reach the peer's machine; the peer may be alive."""
-    return isinstance(error, OSError) and error.errno in (errno.EHOSTUNREACH, errno.ENETUNREACH)
 
 
 @functools.lru_cache(maxsize=1)
