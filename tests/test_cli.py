@@ -27,6 +27,7 @@ from penstock.data import Dataset
 from penstock.data.experimental import service
 from penstock.service.host.data_client import Link, Links
 from penstock.service.host.http_pages import make_metrics_token
+from penstock.service.logic.feeds import Ask
 from penstock.service.logic.fetching import Fetcher
 from penstock.service.protocol.messages import Work
 from penstock.version import PROTOCOL, VERSION
@@ -390,9 +391,9 @@ def test_a_stream_of_a_worker_that_leaves_comes_before_later_streams(
     refusals: list[int] = []
     fetch, refuse = Link.fetch, Fetcher.refuse
 
-    def note_request(link: Link, request: int, work: Work, *, start: int, **rest: Any) -> None:
-        fetch(link, request, work, start=start, **rest)
-        sent.append((work.stream, start))
+    def note_request(link: Link, ask: Ask, work: Work, *rest: Any) -> None:
+        fetch(link, ask, work, *rest)
+        sent.append((work.stream, ask.start))
 
     def note_refusal(fetcher: Fetcher, request: int, *rest: Any) -> None:
         refusals.append(request)

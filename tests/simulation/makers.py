@@ -234,7 +234,7 @@ class CheckedPool(StreamPool):
 
     def keep(self, stream: WorkerStream, block: Block) -> None:
         super().keep(stream, block)
-        for budget in self._budgets.values():
+        for budget in self.budgets.values():
             if not 0 <= budget.nbytes <= budget.limit:
                 self._world.report_violation(
                     f"{self.address} keeps {budget.nbytes} of {budget.limit} bytes"
