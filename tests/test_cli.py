@@ -391,8 +391,8 @@ def test_a_stream_of_a_worker_that_leaves_comes_before_later_streams(
     refusals: list[int] = []
     fetch, refuse = Link.fetch, Fetcher.refuse
 
-    def note_request(link: Link, ask: Ask, work: Work, *rest: Any) -> None:
-        fetch(link, ask, work, *rest)
+    def note_request(link: Link, ask: Ask, work: Work, **rest: Any) -> None:
+        fetch(link, ask, work, **rest)
         sent.append((work.stream, ask.start))
 
     def note_refusal(fetcher: Fetcher, request: int, *rest: Any) -> None:

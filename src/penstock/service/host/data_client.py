@@ -186,7 +186,7 @@ class Link:
         """Whether the reader's thread may be blocked, sending or receiving."""
 
     def fetch(
-        self, ask: Ask, work: Work, trace: str = "", successor: WorkerInfo | None = None
+        self, ask: Ask, work: Work, *, trace: str = "", successor: WorkerInfo | None = None
     ) -> None:
         """Sends a request; `successor` continues the stream if this worker leaves."""
         if not self.owed:

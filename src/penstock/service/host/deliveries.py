@@ -190,7 +190,7 @@ class Deliveries:
                 return
             trace = "" if self._traces is None else self._traces.request(ask)
             successor = self._fetcher.find_successor(ask.worker, ask.feed, self.work.job)
-            link.fetch(ask, work, trace, self._links.find_info(successor))
+            link.fetch(ask, work, trace=trace, successor=self._links.find_info(successor))
         except (KeyError, UnavailableError):
             self.lose(ask.worker)
         except DeadlineExceededError as error:
