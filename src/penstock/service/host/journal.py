@@ -544,10 +544,13 @@ def log_incident(incident: Incident) -> None:
     that is logged may have elements, messages of users' exceptions, or secrets.
     """
     event = {"event": incident.kind, **incident.about}
-    words = {"lost": "counts as lost", "unreachable": "cannot be reached"}.get(incident.kind)
-    level = logging.DEBUG if _is_ordinary(incident) else logging.INFO
-    level = logging.WARNING if words else level
-    _LOG.log(level, "dispatcher: %s: %s", words or incident.kind, incident.text, extra=event)
+    if incident.kind == "lost":
+        _LOG.warning("dispatcher: counts as lost: %s", incident.text, extra=event)
+    elif incident.kind == "unreachable":
+        _LOG.warning("dispatcher: cannot be reached: %s", incident.text, extra=event)
+    else:
+        level = logging.DEBUG if _is_ordinary(incident) else logging.INFO
+        _LOG.log(level, "dispatcher: %s: %s", incident.kind, incident.text, extra=event)
 
 
 def _is_ordinary(incident: Incident) -> bool:
