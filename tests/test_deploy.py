@@ -87,11 +87,16 @@ def free_port(ports: range = range(1)) -> int:
 
 @contextlib.contextmanager
 def running(command: list[str], folder: Path, **environment: str) -> Iterator[Any]:
-    """A program that finds the command `penstock`; it is killed if it is still there at the end."""
-    script = folder / "penstock"
-    if not script.exists():  # A program that runs cannot be written again.
-        script.write_text(f'#!/bin/sh\nexec {sys.executable} -m penstock "$@"\n')
-        script.chmod(0o755)
+    """A program that finds the commands `penstock` and `python3` of this Python, as in an active
+    environment; it is killed if it is still there at the end."""
+    for name, start in {
+        "penstock": f"{sys.executable} -m penstock",
+        "python3": sys.executable,
+    }.items():
+        script = folder / name
+        if not script.exists():  # A program that runs cannot be written again.
+            script.write_text(f'#!/bin/sh\nexec {start} "$@"\n')
+            script.chmod(0o755)
     paths = {
         "PATH": f"{folder}:{os.environ['PATH']}",
         "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
