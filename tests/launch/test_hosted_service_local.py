@@ -303,8 +303,9 @@ def test_workers_follow_the_load_and_nothing_is_lost(monkeypatch, caplog):
     iterator = iter(made.apply(service.distribute("distributed_epoch", "local://1..3")))
     elements = []
     gc.collect()  # An iterator of an earlier test may hold its service until then.
+    # On a busy machine, looking for the workers takes a while, in which the reader does not wait.
     while find_workers(3) is None:
-        elements += [int(next(iterator)) for _ in range(50)]
+        elements += [int(next(iterator)) for _ in range(500)]
     # From now on the reader uses so little that one worker is enough.
     while find_workers(1) is None:
         elements.append(int(next(iterator)))
