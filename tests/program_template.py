@@ -37,7 +37,7 @@ def run_here(words: list[str], folder: str, variables: Mapping[str, str]) -> Non
             sys.path[0] = str(Path(name).resolve().parent)
     main = sys.modules["__main__"] = types.ModuleType("__main__")
     if name != "<string>":
-        main.__file__ = name
+        main.__file__ = os.path.abspath(name)
     exec(compile(text, name, "exec"), main.__dict__)
 
 
