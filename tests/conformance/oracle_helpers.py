@@ -7,7 +7,6 @@ functions: a change here must leave every encoding as it is.
 import math
 import os
 import re
-import socket
 import tempfile
 import threading
 import types
@@ -21,6 +20,7 @@ from penstock.distribute.input.delivery_plan import plan_dataset
 from penstock.distribute.input.distributed import DistributedDataset
 from penstock.distribute.replicas import Replicas
 from penstock.plan.shard import shard_plan
+from tests.integration.chaos.cluster import free_port as free_port
 
 
 def _num(x):
@@ -295,9 +295,3 @@ def timed(fn, seconds):
 def flat(x):
     """Flatten batches of encoded data."""
     return [v for b in x for v in (b if isinstance(b, list) else [b])]
-
-
-def free_port():
-    with socket.socket() as s:
-        s.bind(("localhost", 0))
-        return s.getsockname()[1]

@@ -18,8 +18,8 @@ from penstock.distribute.multiworker import MultiWorkerMirroredStrategy
 from penstock.errors import DisagreementError
 from tests.conformance.apart import death, run_by_turns
 from tests.conformance.cases import Case, load
-from tests.conformance.oracle_helpers import free_port
 from tests.conformance.programs import Outcome, run
+from tests.integration.chaos.cluster import free_port
 from tests.programs import ForkedProgram
 
 
