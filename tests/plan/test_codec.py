@@ -1,10 +1,12 @@
 """Plans as bytes and as numbers."""
 
 import functools
+import importlib
 import pickle
 import subprocess
 import sys
 from dataclasses import dataclass
+from types import FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -12,8 +14,12 @@ import pytest
 
 from penstock import Ragged
 from penstock.data import Dataset, Options, TextLineDataset
+from penstock.element.dtypes import int64
 from penstock.errors import DataLossError, InvalidArgumentError
 from penstock.plan import codec
+from penstock.plan.functions import Function
+from penstock.plan.nodes import Map, Range
+from penstock.plan.references import decode_by_reference, encode_by_reference
 from penstock.plan.resume import with_seeds
 
 
@@ -135,3 +141,30 @@ def test_fingerprints_see_a_seed_only_where_it_was_given(make: Any) -> None:
     assert first.fingerprint() == again.fingerprint() != make(seed=1).fingerprint()
     assert make(seed=1).fingerprint() != make(seed=2).fingerprint()
     assert codec.fingerprint(with_seeds(first._plan, [1])) == first.fingerprint()
+
+
+@pytest.mark.parametrize(
+    ("before", "name", "now"),
+    [
+        ("penstock.tf.elementwise", "matmul", "penstock.tf.math"),
+        ("penstock.tf.elementwise", "_xlogy", "penstock.tf.math"),
+        ("penstock.tf.csv_records", "decode_csv", "penstock.tf.io"),
+        ("penstock.tf.tensor_messages", "parse_tensor", "penstock.tf.io"),
+    ],
+)
+def test_functions_that_have_moved_since_version_0_2_are_found(
+    monkeypatch: pytest.MonkeyPatch, before: str, name: str, now: str
+) -> None:
+    function = FunctionType((lambda value: value).__code__, {}, name)
+    function.__module__, function.__qualname__ = before, name
+    former = ModuleType(before)
+    setattr(former, name, function)
+    plan = Map(Range(0, 3, 1, int64), Function(function))
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, before, former)
+        encoded = codec.encode(plan)
+        named = encode_by_reference(plan)
+    found = getattr(importlib.import_module(now), name)
+    for decoded in (codec.decode(encoded), decode_by_reference(named, ["penstock.tf"])):
+        assert isinstance(decoded, Map)
+        assert decoded.function.call is found

@@ -69,13 +69,8 @@ def decode(data: bytes, resolve: Resolve = resolve_none) -> Node:
             f"decode: not a plan of version {VERSION}, it begins with {bytes(data[:24])!r}; "
             "use the same version of penstock on both sides"
         )
-
-    class Decoder(pickle.Unpickler):
-        def persistent_load(self, pid: ArrayReference) -> Any:
-            return resolve(pid)
-
     try:
-        node = Decoder(io.BytesIO(body)).load()
+        node = _Decoder(io.BytesIO(body), resolve).load()
     except OpError:
         raise
     except Exception as error:
@@ -83,6 +78,26 @@ def decode(data: bytes, resolve: Resolve = resolve_none) -> Node:
     if not isinstance(node, Node):
         raise InvalidArgumentError(f"decode: this is not a plan but a {type(node).__name__}")
     return node
+
+
+MOVED = {
+    "penstock.tf.csv_records": "penstock.tf.io",
+    "penstock.tf.elementwise": "penstock.tf.math",
+    "penstock.tf.tensor_messages": "penstock.tf.io",
+}
+"""Modules whose functions plans of version 0.2.0 may refer to, and where these are now."""
+
+
+class _Decoder(pickle.Unpickler):
+    def __init__(self, body: io.BytesIO, resolve: Resolve) -> None:
+        super().__init__(body)
+        self._resolve = resolve
+
+    def find_class(self, module: str, name: str) -> Any:
+        return super().find_class(MOVED.get(module, module), name)
+
+    def persistent_load(self, pid: ArrayReference) -> Any:
+        return self._resolve(pid)
 
 
 def fingerprint(node: Node) -> int:

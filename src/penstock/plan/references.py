@@ -23,6 +23,7 @@ from penstock.errors import (
 )
 from penstock.plan import nodes
 from penstock.plan.array_references import Refer, Resolve, refer_to_none, resolve_none
+from penstock.plan.codec import MOVED
 from penstock.plan.functions import Function, Trial
 from penstock.plan.nodes import Node
 from penstock.plan.typed import Json, ValueDecoder, ValueEncoder
@@ -194,6 +195,7 @@ class _PlanDecoder(ValueDecoder):
         raise ValueError(f"{body!r:.60} is not the name of a function")
 
     def _find_function(self, module: str, name: str) -> Callable[..., Any]:
+        module = MOVED.get(module, module)
         own = f"{module}:{name}" in _OWN
         if not own:
             self._check_allowed(module, f"{module}.{name}")

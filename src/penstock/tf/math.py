@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math as python_math
 from collections.abc import Callable
 from typing import Any
@@ -228,18 +229,6 @@ def _floormod(x: Any, y: Any) -> Any:
     return np.mod(x, y)
 
 
-def _truncatediv(left: Array, right: Array) -> Array:
-    if left.dtype.kind == "f":
-        return np.trunc(left / right)
-    _check_divisor(InternalError, "truncatediv", left, right)
-    return (left - np.fmod(left, right)) // right
-
-
-def _truncatemod(left: Array, right: Array) -> Array:
-    _check_divisor(InternalError, "truncatemod", left, right)
-    return np.fmod(left, right)
-
-
 def _check_divisor(error: type[OpError], call: str, x: Any, y: Any) -> None:
     if _both(x, y)[0].dtype.kind in "iu" and not np.all(y):
         raise error(f"tf.{call}: Integer division by zero")
@@ -253,13 +242,53 @@ def _both(x: Any, y: Any) -> tuple[Array, Array]:
 
 def _of_arrays(compute: Callable[[Array, Array], Array]) -> Callable[[Any, Any], Array]:
     """A function of arrays of one dtype as one of operands."""
-    return lambda x, y: compute(*_both(x, y))
+
+    @functools.wraps(compute)
+    def call(x: Any, y: Any) -> Array:
+        return compute(*_both(x, y))
+
+    return call
 
 
 def _or_zero(values: Array, is_kept: Array) -> Array:
     return np.where(is_kept, values, np.zeros_like(values))
 
 
+@_of_arrays
+def _truncatediv(left: Array, right: Array) -> Array:
+    if left.dtype.kind == "f":
+        return np.trunc(left / right)
+    _check_divisor(InternalError, "truncatediv", left, right)
+    return (left - np.fmod(left, right)) // right
+
+
+@_of_arrays
+def _truncatemod(left: Array, right: Array) -> Array:
+    _check_divisor(InternalError, "truncatemod", left, right)
+    return np.fmod(left, right)
+
+
+@_of_arrays
+def _divide_no_nan(left: Array, right: Array) -> Array:
+    return _or_zero(divide_arrays(left, right), right != 0)
+
+
+@_of_arrays
+def _multiply_no_nan(left: Array, right: Array) -> Array:
+    return _or_zero(left * right, right != 0)
+
+
+@_of_arrays
+def _xdivy(left: Array, right: Array) -> Array:
+    return _or_zero(left / right, left != 0)
+
+
+@_of_arrays
+def _xlogy(left: Array, right: Array) -> Array:
+    return _or_zero(left * np.log(right), left != 0)
+
+
+@_of_arrays
 def _squared_difference(left: Array, right: Array) -> Array:
     difference = left - right
     return difference * np.conj(difference)
@@ -276,15 +305,13 @@ mod = floormod
 pow = binary("pow", np.power)
 maximum = binary("maximum", np.maximum, "iuf")
 minimum = binary("minimum", np.minimum, "iuf")
-squared_difference = binary("squared_difference", _of_arrays(_squared_difference))
-divide_no_nan = binary(
-    "divide_no_nan", _of_arrays(lambda x, y: _or_zero(divide_arrays(x, y), y != 0)), "iuf"
-)
-multiply_no_nan = binary("multiply_no_nan", _of_arrays(lambda x, y: _or_zero(x * y, y != 0)), "f")
-xdivy = binary("xdivy", _of_arrays(lambda x, y: _or_zero(x / y, x != 0)), "f")
-xlogy = binary("xlogy", _of_arrays(lambda x, y: _or_zero(x * np.log(y), x != 0)), "f")
-truncatediv = binary("truncatediv", _of_arrays(_truncatediv), "iuf")
-truncatemod = binary("truncatemod", _of_arrays(_truncatemod), "iuf")
+squared_difference = binary("squared_difference", _squared_difference)
+divide_no_nan = binary("divide_no_nan", _divide_no_nan, "iuf")
+multiply_no_nan = binary("multiply_no_nan", _multiply_no_nan, "f")
+xdivy = binary("xdivy", _xdivy, "f")
+xlogy = binary("xlogy", _xlogy, "f")
+truncatediv = binary("truncatediv", _truncatediv, "iuf")
+truncatemod = binary("truncatemod", _truncatemod, "iuf")
 equal = binary("equal", np.equal, _COMPARED)
 not_equal = binary("not_equal", np.not_equal, _COMPARED)
 less = binary("less", np.less, "iuf")
