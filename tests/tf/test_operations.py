@@ -35,3 +35,17 @@ def test_kinds_of_error(expression: str, names: dict[str, Any]) -> None:
     kind = RECORDED[expression]["error"]
     with pytest.raises(getattr(tf.errors, kind, None) or getattr(builtins, kind)):
         eval(expression, names)
+
+
+def test_shuffle_of_a_scalar_draws_nothing():
+    def draw_after(values):
+        tf.random.set_seed(3)
+        try:
+            for value in values:
+                tf.random.shuffle(value)
+            return tf.random.uniform([3]).numpy().tolist()
+        finally:
+            tf.random.set_seed(None)
+
+    assert draw_after([5]) == draw_after([])
+    assert draw_after([[5]]) != draw_after([])

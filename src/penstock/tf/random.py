@@ -80,7 +80,8 @@ def truncated_normal(
 
 def shuffle(value: Any, seed: int | None = None, name: str | None = None) -> Tensor:
     """The rows in random order."""
-    return stateless_shuffle(value, current_draws())
+    array = to_array(value)
+    return stateless_shuffle(array, current_draws()) if array.ndim else as_tensor(array)
 
 
 def categorical(
