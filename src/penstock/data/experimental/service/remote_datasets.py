@@ -7,7 +7,7 @@ of a job when it is iterated over.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -96,7 +96,17 @@ def distribute(
     1 2 3 4
     """
     where = "service.distribute"
-    options = ReadOptions(where, locals())
+    options = ReadOptions(
+        where,
+        processing_mode=processing_mode,
+        job_name=job_name,
+        consumer_index=consumer_index,
+        num_consumers=num_consumers,
+        max_outstanding_requests=max_outstanding_requests,
+        data_transfer_protocol=data_transfer_protocol,
+        cross_trainer_cache=cross_trainer_cache,
+        target_workers=target_workers,
+    )
     _check_compression(where, compression)
 
     def apply(dataset: Dataset) -> Dataset:
@@ -176,7 +186,17 @@ def from_dataset_id(
     0 1 2 3
     """
     where = "service.from_dataset_id"
-    options = ReadOptions(where, locals())
+    options = ReadOptions(
+        where,
+        processing_mode=processing_mode,
+        job_name=job_name,
+        consumer_index=consumer_index,
+        num_consumers=num_consumers,
+        max_outstanding_requests=max_outstanding_requests,
+        data_transfer_protocol=data_transfer_protocol,
+        cross_trainer_cache=cross_trainer_cache,
+        target_workers=target_workers,
+    )
     url, fields = _dispatcher_url(where, service), options.fields()
     name = _parse_dataset_id(where, dataset_id)
     spec, count = _look_up(where, url, name, element_spec)
@@ -352,7 +372,7 @@ class ReadOptions:
     `where` is the public call, and `given` has its arguments by name.
     """
 
-    def __init__(self, where: str, given: Mapping[str, Any]) -> None:
+    def __init__(self, where: str, **given: Any) -> None:
         self._where, self._given = where, given
         mode, job_name = _parse_mode(where, given["processing_mode"]), given["job_name"]
         _check_job_name(where, job_name)
