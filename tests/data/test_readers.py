@@ -99,6 +99,12 @@ def test_csv_columns(table: Path) -> None:
     assert rows(picked) == [(1, b"a"), (3000000000, b"b")]
 
 
+def test_a_csv_row_whose_fields_are_all_excluded_is_an_error(table: Path) -> None:
+    table.write_text("14\n")
+    with pytest.raises(InvalidArgumentError, match="the row has 0 selected fields, but"):
+        rows(CsvDataset(table, [np.int64], exclude_cols=[0]))
+
+
 def test_a_header_that_is_read_as_a_row_says_how_to_leave_it_out(table: Path) -> None:
     header = "is not a valid int64: 'i'; if the first line .* pass header=True"
     with pytest.raises(InvalidArgumentError, match=header):
