@@ -7,10 +7,9 @@ read from the journal.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any
 
 from penstock.service.logic import facts
 from penstock.service.logic.dispatcher_records import (
@@ -113,10 +112,7 @@ class State:
         self._active_jobs: tuple[str, ...] | None = None
 
     def apply(self, fact: Fact, now: float) -> None:
-        """Changes the state by one fact. `now` is the time of this call, also in a replay.
-
-        A fact is applied by the method of its name, `ClientJoined` by `_client_joined`.
-        """
+        """Changes the state by one fact. `now` is the time of this call, also in a replay."""
         self.facts += fact.durable
         _APPLY[type(fact)](self, fact, now)
 
@@ -406,8 +402,6 @@ class State:
             client.consumed.add(at.stream, consume(fact.client, at.stream, at.start, at.stop))
             self._vacate_if_done(record, group, at.stream)
 
-    _ranges_claimed = _ranges_consumed
-
     def _ranges_set_aside(self, fact: facts.RangesSetAside, now: float) -> None:
         group = self.group(self.clients[fact.client])
         for at in fact.ranges:
@@ -431,10 +425,33 @@ class State:
 
 
 _APPLY: dict[type[Any], Callable[[State, Any, float], None]] = {
-    kind: getattr(State, re.sub("([A-Z])", r"_\1", kind.__name__).lower())
-    for kind in get_args(Fact)
+    facts.DispatcherStarted: State._dispatcher_started,
+    facts.NumbersGiven: State._numbers_given,
+    facts.DatasetStored: State._dataset_stored,
+    facts.DatasetForgotten: State._dataset_forgotten,
+    facts.RepetitionsOver: State._repetitions_over,
+    facts.WorkerJoined: State._worker_joined,
+    facts.WorkerGone: State._worker_gone,
+    facts.WorkerHeard: State._worker_heard,
+    facts.WorkerSuspected: State._worker_suspected,
+    facts.IterationBegun: State._iteration_begun,
+    facts.IterationRemoved: State._iteration_removed,
+    facts.StreamsPlaced: State._streams_placed,
+    facts.StreamsEnded: State._streams_ended,
+    facts.ClientJoined: State._client_joined,
+    facts.ClientGone: State._client_gone,
+    facts.ClientRewound: State._client_rewound,
+    facts.ClientHeard: State._client_heard,
+    facts.ClientWaits: State._client_waits,
+    facts.RangesLeased: State._ranges_leased,
+    facts.LeasesKept: State._leases_kept,
+    facts.RangesConsumed: State._ranges_consumed,
+    facts.RangesClaimed: State._ranges_consumed,
+    facts.RangesSetAside: State._ranges_set_aside,
+    facts.GroupReached: State._group_reached,
+    facts.LengthsKept: State._lengths_kept,
+    facts.ConsumptionKept: State._consumption_kept,
 }
-"""By the class of a fact."""
 
 
 # Intervals: how often clients and workers call the dispatcher, as its replies say.
