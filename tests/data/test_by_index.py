@@ -1,5 +1,7 @@
 """Single elements by index, through a cache, a stated number of elements, and rows of batches."""
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -88,3 +90,49 @@ def test_rows_of_full_batches_are_known_behind_any_function():
     assert both.unbatch().cardinality() == -2
     halves = Dataset.range(8).map(lambda x: x).batch(4, True).rebatch(2)
     assert halves.element_spec.shape == (2,)
+
+
+def draw(x, random):
+    return x + random.random()
+
+
+SOURCES = {
+    "cache": lambda: Dataset.range(8).cache(),
+    "cache of a filter": lambda: Dataset.range(9).filter(lambda x: x != 3).cache(),
+    "unbatch": lambda: Dataset.range(8).batch(3, drop_remainder=True).unbatch(),
+    "assert_cardinality": lambda: Dataset.range(9).apply(experimental.assert_cardinality(9)),
+}
+STEPS = {
+    "shuffle": lambda dataset: dataset.shuffle(8, seed=9),
+    "small shuffle and repeat": lambda dataset: dataset.shuffle(3, seed=9).repeat(2),
+    "draw": lambda dataset: dataset.map(draw, random=True, seed=3),
+    "batch": lambda dataset: dataset.batch(2),
+    "skip, shard and repeat": lambda dataset: dataset.skip(1).shard(2, 1).repeat(2),
+    "zip": lambda dataset: Dataset.zip(Dataset.range(99).shuffle(99, seed=2), dataset),
+    "cache of windows": lambda dataset: (
+        dataset.window(3, shift=2, drop_remainder=True)
+        .flat_map(lambda window: window.batch(3))
+        .map(draw, random=True, seed=4)
+        .cache()
+        .batch(2)
+    ),
+}
+
+
+REFUSED = {
+    *((source, step) for source in SOURCES for step in STEPS if "shuffle" in step),
+    ("unbatch", "draw"),
+} - {("assert_cardinality", "shuffle"), ("assert_cardinality", "small shuffle and repeat")}
+
+
+@pytest.mark.parametrize(("source", "step"), sorted({*itertools.product(SOURCES, STEPS)} - REFUSED))
+def test_elements_by_index_are_those_of_an_iteration(source, step):
+    expected = [repr(element) for element in STEPS[step](SOURCES[source]())]
+    dataset = STEPS[step](SOURCES[source]())
+    assert [repr(dataset[index]) for index in range(len(expected))] == expected
+
+
+@pytest.mark.parametrize(("source", "step"), sorted(REFUSED))
+def test_what_a_stream_draws_in_its_own_way_has_no_index(source, step):
+    with pytest.raises(errors.OpError, match="this plan has no random access"):
+        STEPS[step](SOURCES[source]())[0]

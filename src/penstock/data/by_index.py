@@ -13,27 +13,38 @@ from typing import Any
 from penstock.data.element_specs import rows_of_elements
 from penstock.element.chunk import Chunk
 from penstock.plan import nodes
-from penstock.plan.nodes import INFINITE, UNKNOWN, Node
+from penstock.plan.nodes import INFINITE, UNKNOWN, Node, walk_plan
+from penstock.plan.traits import Trait
 
 Read = Callable[[Node], Iterable[Any]]
 """Iterates over the elements of a plan."""
 
 
 def plan_by_index(plan: Node, read: Read) -> Node:
-    """A plan with the same elements, for access to one of them."""
+    """A plan with the same elements, for access to one of them.
 
-    def change(node: Node) -> Node:
-        match node:
-            case nodes.Cache():
-                return _read_cache(node, read)
-            case nodes.AssertCardinality(source):
-                return source
-            case nodes.Unbatch(source) if type(node) is nodes.Unbatch:
-                rows = node.rows or rows_of_elements("Dataset.unbatch", source)
-                return nodes.Unbatch(source, rows, even=rows is not None)
-        return node
+    An operator whose result depends on how its input is read stays as it is.
+    """
+    match plan:
+        case nodes.Cache():
+            return _read_cache(plan, read)
+        case nodes.AssertCardinality(source):
+            return plan_by_index(source, read)
+    if plan.sealed or _depends_on_reading(plan):
+        return plan
+    plan = plan.with_inputs(tuple(plan_by_index(source, read) for source in plan.inputs))
+    if type(plan) is nodes.Unbatch:
+        rows = plan.rows or rows_of_elements("Dataset.unbatch", plan.input)
+        return nodes.Unbatch(plan.input, rows, even=rows is not None)
+    return plan
 
-    return nodes.rewrite(plan, change)
+
+def _depends_on_reading(node: Node) -> bool:
+    """Whether a stream draws another order, or other numbers, than access by index would."""
+    if Trait.DRAWS_ORDER in node.traits:
+        return any(source.blocked for source in node.inputs)
+    draws = getattr(node, "random", None) is not None
+    return draws and any(one.blocked and isinstance(one, nodes.Unbatch) for one in walk_plan(node))
 
 
 def _read_cache(node: nodes.Cache, read: Read) -> Node:
@@ -44,7 +55,7 @@ def _read_cache(node: nodes.Cache, read: Read) -> Node:
         collections.deque(read(node), maxlen=0)
     if store.chunks:
         return nodes.Slices(nodes.Data(Chunk.join(store.chunks)))
-    return source
+    return plan_by_index(source, read)
 
 
 def _may_be_endless(node: Node) -> bool:
