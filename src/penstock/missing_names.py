@@ -35,6 +35,7 @@ _INSTEAD = {
     "while_loop": "functions are Python; write while",
     "one_hot": f"write numpy.eye(depth)[x]; {_PORTED}",
     "train": f"a position is saved with iterator.state_dict(); {_PORTED}",
+    "DataLoader": "use Dataset.batch(n).as_torch(), which delivers batches to PyTorch",
     "keras": "import keras; Dataset.as_keras() delivers batches to it",
     "Module": f"use the modules of your training framework; {_PORTED}",
     "IndexedSlices": f"pass indices and values as a pair; {_PORTED}",
@@ -91,6 +92,10 @@ _OF_OTHER_DATA = {
     **dict.fromkeys(("from_tfrecord", "from_tfrecords"), "use penstock.data.TFRecordDataset"),
     "from_iterable": "use Dataset.from_generator, or Dataset.from_torch for a class with items",
     "from_webdataset": "use Dataset.from_tar",
+    "distribute": "dataset.apply(penstock.data.experimental.service.distribute("
+    '"distributed_epoch", "local://2")) computes it in other processes',
+    "num_elements": "write len(dataset), or dataset.cardinality()",
+    "assert_cardinality": "dataset.apply(penstock.data.experimental.assert_cardinality(n))",
     **dict.fromkeys(("column_names", "columns", "features"), "element_spec has the names"),
     **dict.fromkeys(("remove_columns", "rename_column", "select_columns"), _COLUMNS),
     **dict.fromkeys(("train_test_split", "random_split", "split"), _SPLIT),
@@ -99,7 +104,7 @@ _OF_OTHER_DATA = {
 
 _PARALLEL = (
     "map(..., num_parallel_calls=AUTOTUNE) calls its function on all cores, and "
-    "as_torch(num_workers=8) runs the whole pipeline in processes"
+    "as_torch(num_workers=8) calls the functions of all maps in eight processes"
 )
 _COLLATE = (
     "batch stacks elements of one shape, padded_batch pads them, ragged_batch keeps their lengths; "

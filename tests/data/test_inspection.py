@@ -104,12 +104,14 @@ def test_a_misspelt_name_leads_to_the_right_one() -> None:
         penstock.Datasets  # noqa: B018
     with pytest.raises(AttributeError, match="Dataset.state_dict .* iterator = iter"):
         TEN.state_dict()  # type: ignore[attr-defined]
+    with pytest.raises(AttributeError, match="Dataset.distribute .*service.distribute.*local://2"):
+        TEN.distribute("local://2")  # type: ignore[attr-defined]
     assert not hasattr(TEN, "_private")
     assert not hasattr(TEN, "nothing_like_it")
 
 
-@pytest.mark.parametrize("name", ["strings", "image", "py_function", "RaggedTensor", "math", "nn"])
-def test_names_of_tensorflow_say_what_to_write_instead(name: str) -> None:
+@pytest.mark.parametrize("name", ["strings", "py_function", "math", "nn", "DataLoader"])
+def test_names_of_others_say_what_to_write_instead(name: str) -> None:
     with pytest.raises(AttributeError, match=rf"penstock.{name} does not exist: \w+ "):
         getattr(penstock, name)
 

@@ -43,6 +43,7 @@ def with_(**changes: Any) -> Callable[[dict[str, Any]], Any]:
 WRONG: list[tuple[Dataset, Callable[[dict[str, Any]], Any], str]] = [
     (TEN, lambda _: None, "not a state that state_dict.. of this version made: None"),
     (TEN, lambda _: [1], r"not a state that .*: \[1\]"),
+    (TEN, json.dumps, r"a state is a dict, got text; pass json.loads\(text\) if it is JSON"),
     (TEN, with_(version=0), "not a state that state_dict.. of this version made"),
     (TEN, without("version"), "not a state that state_dict.. of this version made"),
     (TEN, without("at"), "the state is not complete, 'at' is missing"),

@@ -96,6 +96,11 @@ def test_other_mappings_must_be_made_dicts(value: Any) -> None:
         Dataset.from_tensors(value)
 
 
+def test_an_iterator_must_be_made_a_list_or_a_generator() -> None:
+    with pytest.raises(InvalidArgumentError, match=r"make a list of it, or use .*from_generator"):
+        Dataset.from_tensor_slices(x for x in range(3))
+
+
 def test_other_objects_are_refused() -> None:
     with pytest.raises(
         InvalidArgumentError, match="a value of type object cannot be an element; use"

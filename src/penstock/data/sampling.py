@@ -138,7 +138,8 @@ def check_mixture(where: str, datasets: Any) -> Sources:
     """The argument of `Dataset.mix`."""
     if not isinstance(datasets, dict) or not datasets:
         raise InvalidTypeError(
-            f"{where}: needs a dict {{name: (dataset, weight)}}, got {check.describe(datasets)}"
+            f"{where}: needs a dict {{name: (dataset, weight)}} with at least one dataset, "
+            f"got {check.describe(datasets)}"
         )
     parts, weights = [], []
     for name, pair in datasets.items():

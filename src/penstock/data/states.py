@@ -82,6 +82,10 @@ class _WrongStateError(Exception):
 
 
 def _check(state: Any, plan: Node, seeds: list[int | None]) -> None:
+    if isinstance(state, str | bytes):
+        raise _WrongStateError(
+            f"a state is a dict, got text; pass json.loads(text) if it is JSON: {state!r:.80}"
+        )
     if not isinstance(state, dict) or state.get("version") != VERSION:
         raise _WrongStateError(f"not a state that state_dict() of this version made: {state!r:.80}")
     missing = [name for name in ("plan", "iteration", "key", "seeds", "at") if name not in state]

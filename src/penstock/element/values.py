@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -68,6 +68,8 @@ def _as_leaf(value: Any) -> Any:
     remedy = "use arrays, numbers, strings, or tuples and dicts of them"
     if isinstance(value, Mapping):
         remedy = "convert it with dict(...)"
+    elif isinstance(value, Iterator):
+        remedy = "make a list of it, or use Dataset.from_generator"
     raise UnfitTypeError(
         f"penstock: a value of type {kind.__name__} cannot be an element; {remedy}"
     )

@@ -248,7 +248,7 @@ ONE = Dataset.range(3)
     ("arguments", "kind", "message"),
     [
         (([(ONE, 1)],), InvalidTypeError, r"needs a dict {name: \(dataset, weight\)}"),
-        (({},), InvalidTypeError, "needs a dict"),
+        (({},), InvalidTypeError, "needs a dict .* with at least one dataset, got {}"),
         (({"a": ONE},), InvalidTypeError, r"every item must be name: \(dataset, weight\)"),
         (({1: (ONE, 1)},), InvalidTypeError, r"every item must be name: \(dataset, weight\)"),
         (({"a": (3, 1)},), NotADatasetError, "the dataset of 'a' must be a Dataset"),

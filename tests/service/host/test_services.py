@@ -39,6 +39,12 @@ def test_what_is_no_url_is_refused(given):
         services.parse(given, "here")
 
 
+def test_a_scheme_without_slashes_is_no_host():
+    with pytest.raises(InvalidArgumentError, match="'local:2' would be .* write local://2, or g"):
+        services.parse("local:2")
+    assert services.parse("grpc://local:2") == ("grpc", "local:2")
+
+
 def test_two_schemes_are_too_many():
     with pytest.raises(InvalidArgumentError, match="'a://b://c' holds more than one '://'"):
         services.parse("a://b://c")

@@ -319,6 +319,12 @@ def parse(service: Any, call: str = "service.distribute") -> tuple[str, str]:
     if scheme not in SCHEMES:
         known = ", ".join(f"{name}://" for name in sorted(SCHEMES))
         raise NotFoundError(f"{call}: the scheme {scheme}:// is not registered; there are {known}")
+    if not separator and address.partition(":")[0] in SCHEMES:
+        name, _, rest = address.partition(":")
+        raise InvalidArgumentError(
+            f"{call}: {service!r} would be a dispatcher on a host named {name!r}; "
+            f"write {name}://{rest}, or grpc://{address} if there is such a host"
+        )
     SCHEMES[scheme].check(address)
     return scheme, address
 
