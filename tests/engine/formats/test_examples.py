@@ -548,6 +548,9 @@ def test_protobuf_splits_only_strings_with_nothing_between_them(between):
 
 
 def test_a_program_without_the_c_parser_parses_with_numpy(monkeypatch):
+    with monkeypatch.context() as old:
+        old.delattr("google.protobuf.message_factory.GetMessageClass")
+        assert find_protobuf.__wrapped__() is None
     monkeypatch.setattr(api_implementation, "Type", lambda: "python")
     assert find_protobuf.__wrapped__() is None
     monkeypatch.setitem(sys.modules, "google.protobuf.internal", None)

@@ -85,9 +85,10 @@ class ProtobufLists:
 
 @functools.cache
 def find_protobuf() -> ProtobufLists | None:
-    """Protobuf's lists; None if it is not installed, or only its Python part."""
+    """Protobuf's lists; None if it is not installed, too old, or only its Python part."""
     try:
         from google.protobuf.internal import api_implementation
-    except ImportError:
+
+        return ProtobufLists() if api_implementation.Type() == "upb" else None
+    except ImportError:  # Versions before 4.22 lack one of the names.
         return None
-    return ProtobufLists() if api_implementation.Type() == "upb" else None
