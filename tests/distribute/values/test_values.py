@@ -6,7 +6,6 @@ from collections import OrderedDict, defaultdict, namedtuple
 from dataclasses import dataclass, field
 from typing import Any
 
-import attrs
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -30,6 +29,7 @@ from penstock.distribute.values.per_replica import (
 from penstock.distribute.values.trees import container_of, describe, leaves, map_leaves, path_of
 from penstock.element import nest
 from penstock.errors import DisagreementError, InvalidArgumentError
+from tests.test_nest import Masked, Point
 
 Pair = namedtuple("Pair", "x y")
 C = tf.constant
@@ -261,26 +261,6 @@ def test_regroup_keeps_special_containers() -> None:
     odd = regroup([Odd(1, "kept"), Odd(2)], always=False)
     assert odd.a.values == (2, 4)
     assert odd.note == "kept"
-
-
-@attrs.define
-class Point:
-    x: Any
-    y: Any
-
-
-class Masked:
-    """Its mask is metadata: it is no leaf."""
-
-    def __init__(self, mask: bool, value: Any) -> None:
-        self.mask, self.value = mask, value
-
-    def __tf_flatten__(self) -> tuple[tuple[bool], tuple[Any]]:
-        return (self.mask,), (self.value,)
-
-    @classmethod
-    def __tf_unflatten__(cls, metadata: tuple[bool], components: tuple[Any]) -> "Masked":
-        return cls(*metadata, *components)
 
 
 def test_replicas_take_and_return_attrs_classes_and_classes_that_flatten_themselves() -> None:
